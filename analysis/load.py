@@ -1,0 +1,173 @@
+"""From the stored rows to arrays: one pool a question, every candidate scored and read, quality computed from the answers.
+
+EM, F1 and containment are computed here rather than in the reading stage: they need no model, and a corrected gold answer then
+changes the tables without reading anything again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xcompress.answers import containment, exact_match, f1
+from xcompress.pipeline import Collected
+from xcompress.schema import Question
+from xcompress.selectors import gate_threshold
+from xcompress.settings import MethodSettings
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Answer quality in per cent, NaN where a question has no gold answer."""
+
+    em: Floats
+    f1: Floats
+    containment: Floats
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Q questions with K + 1 candidates each; candidate 0 is the initial summary.
+
+    Attributes:
+        questions: in the data set's order.
+        labelled: [Q] bool, whether the question has a gold answer.
+        quality: of every candidate, arrays [Q, K + 1].
+        raw, closed: quality of reading the raw passages and of closed book, arrays [Q].
+        tokens: [Q, K + 1] summary tokens under the reader.
+        nll: [Q, K + 1] mean NLL in nats, NaN without a score.
+        sps: [Q, K + 1, start, first, subspace, layer, pooling, energy], NaN without a score.
+        ratio: [Q, K + 1, start, first] concentration ratio.
+        compressor_tokens: [Q, K + 1] prompt and new tokens of each trajectory by itself.
+        calibration_ratio: [C, start, first] ratios of the calibration split's initial summaries.
+        axes: the values along sps's axes.
+        summaries, predictions: texts [Q][K + 1].
+    """
+
+    questions: list[Question]
+    labelled: npt.NDArray[np.bool_]
+    quality: Quality
+    raw: Quality
+    closed: Quality
+    tokens: Floats
+    nll: Floats
+    sps: Floats
+    ratio: Floats
+    compressor_tokens: Floats
+    calibration_ratio: Floats
+    axes: Mapping[str, list[Any]]
+    summaries: list[list[str]]
+    predictions: list[list[str]]
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of the reader."""
+        return len(self.axes["layer"]) - 2
+
+    def view(self, method: MethodSettings) -> Floats:
+        """SPS [Q, K + 1] of the variant that ``method`` names."""
+        from xcompress.forward import resolve_layer
+
+        view: Floats = self.sps[
+            :,
+            :,
+            self._start(method),
+            self.axes["first_token"].index(method.first_token),
+            self.axes["subspace"].index(method.subspace),
+            resolve_layer(method.layer, self.blocks),
+            self.axes["pooling"].index(method.pooling),
+            int(np.argmin(np.abs(np.array(self.axes["energy"]) - method.energy))),
+        ]
+        return view
+
+    def initial_ratio(self, method: MethodSettings) -> Floats:
+        """Concentration ratio [Q] of the initial summaries under the method's token rules."""
+        ratio: Floats = self.ratio[:, 0, self._start(method), self.axes["first_token"].index(method.first_token)]
+        return ratio
+
+    def threshold(self, method: MethodSettings) -> float | None:
+        """The paper gate's threshold from the calibration split, or None if there is none."""
+        if not len(self.calibration_ratio):
+            return None
+        first = self.axes["first_token"].index(method.first_token)
+        return gate_threshold(self.calibration_ratio[:, self._start(method), first], method.gate_share)
+
+    def _start(self, method: MethodSettings) -> int:
+        rules: list[bool] = self.axes["start_token"]
+        return rules.index(method.start_token) if method.start_token in rules else 0
+
+
+def load_axes(folder: Path) -> dict[str, list[Any]]:
+    """The axes of a scores folder."""
+    axes: dict[str, list[Any]] = json.loads((folder / "axes.json").read_text(encoding="utf-8"))["axes"]
+    return axes
+
+
+def to_pool(collected: Collected) -> Pool:
+    """Arrays of one run's rows. Rows are joined by (question id, candidate), never by position."""
+    questions = collected.questions
+    place = {question.id: at for at, question in enumerate(questions)}
+    size = (len(questions), collected.settings.generation.candidates + 1)
+    axes = load_axes(collected.scores_folder)
+    shape = tuple(len(values) for values in axes.values())
+    tokens, nll, cost = (np.full(size, np.nan) for _ in range(3))
+    sps, ratio = np.full((*size, *shape), np.nan, np.float64), np.full((*size, *shape[:2]), np.nan)
+    summaries = [[""] * size[1] for _ in questions]
+    for row in collected.candidates:
+        at = place[row["question_id"]], row["candidate"]
+        summaries[at[0]][at[1]] = row["summary"]
+        cost[at] = row["compressor_tokens"]
+    for row in collected.scores:
+        at = place[row["question_id"]], row["candidate"]
+        tokens[at] = row["tokens"]
+        if row["status"] == "ok":
+            nll[at] = np.nan if row["nll"] is None else row["nll"]
+            sps[at] = np.reshape(row["sps"], shape)
+            ratio[at] = np.reshape(row["ratio"], shape[:2])
+    predictions = [[""] * size[1] for _ in questions]
+    sources: dict[str, list[str]] = {"raw_passages": [""] * size[0], "closed_book": [""] * size[0]}
+    for row in collected.answers:
+        if row["source"] == "candidate":
+            predictions[place[row["question_id"]]][row["candidate"]] = row["prediction"]
+        else:
+            sources[row["source"]][place[row["question_id"]]] = row["prediction"]
+    ratios = [np.reshape(r["ratio"], shape[:2]) for r in collected.calibration_scores if r["status"] == "ok"]
+    return Pool(
+        questions=questions,
+        labelled=np.array([bool(question.answers) for question in questions]),
+        quality=_quality(questions, predictions),
+        raw=_flat(_quality(questions, [[text] for text in sources["raw_passages"]])),
+        closed=_flat(_quality(questions, [[text] for text in sources["closed_book"]])),
+        tokens=tokens,
+        nll=nll,
+        sps=sps,
+        ratio=ratio,
+        compressor_tokens=cost,
+        calibration_ratio=np.array(ratios) if ratios else np.zeros((0, *shape[:2])),
+        axes=axes,
+        summaries=summaries,
+        predictions=predictions,
+    )
+
+
+def _quality(questions: list[Question], predictions: list[list[str]]) -> Quality:
+    values = np.full((3, len(questions), len(predictions[0])), np.nan)
+    for at, question in enumerate(questions):
+        if not question.answers:
+            continue
+        for number, text in enumerate(predictions[at]):
+            for metric, function in enumerate((exact_match, f1, containment)):
+                values[metric, at, number] = 100 * function(text, question.answers)
+    return Quality(*values)
+
+
+def _flat(quality: Quality) -> Quality:
+    return Quality(quality.em[:, 0], quality.f1[:, 0], quality.containment[:, 0])

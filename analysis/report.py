@@ -1,0 +1,228 @@
+"""The tables of one run as files and on the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from analysis import figures
+from analysis.counts import count
+from analysis.load import Pool, to_pool
+from analysis.provenance import provenance, work
+from analysis.stats import Estimate
+from analysis.table1 import Choice, Row, choose, table
+from xcompress.pipeline import Collected
+from xcompress.settings import Settings
+from xcompress.store import digest, write_atomically, write_json
+
+log = logging.getLogger(__name__)
+HEADINGS = (
+    "method",
+    "EM",
+    "F1",
+    "EM minus CompAct",
+    "F1 minus CompAct",
+    "summary tokens",
+    "compressor tokens",
+    "paper EM / F1",
+)
+
+
+def write_tables(collected: Collected, seconds: float) -> Path:
+    """Make all tables of a run and say where they are. Byte-identical for the same stored rows, except ``provenance.json``."""
+    settings = collected.settings
+    pool = to_pool(collected)
+    choices = choose(pool, settings)
+    rows = table(pool, settings, choices)
+    counts = count(collected, pool)
+    folder = collected.root / "tables" / _name(collected)
+    note = _note(pool, settings)
+    write_atomically(folder / "table1.csv", _csv(rows).encode())
+    write_atomically(folder / "table1.md", _markdown(rows, note, settings).encode())
+    write_json(folder / "table1.json", _json(rows, note, settings))
+    write_atomically(folder / "table1.svg", figures.differences(rows, settings))
+    write_json(folder / "counts.json", counts)
+    write_atomically(folder / "candidates.parquet", _candidates(pool, settings, choices))
+    write_atomically(
+        folder / "config.yaml", yaml.safe_dump(dict(settings.resolved), sort_keys=False, allow_unicode=True).encode()
+    )
+    write_json(folder / "provenance.json", provenance(collected, seconds))
+    _show(rows, note, counts, collected, folder, seconds)
+    return folder
+
+
+def _name(collected: Collected) -> str:
+    s = collected.settings
+    what = [collected.shards, asdict(s.method), asdict(s.statistics), s.seed, s.dataset.name, s.reader.name]
+    return f"{s.reader.name}-{s.compressor.name}-{s.dataset.name}-{s.method.name}-{digest(what)}"
+
+
+def _note(pool: Pool, settings: Settings) -> str:
+    method = settings.method
+    sps = (
+        f"SPS: {method.subspace} basis, {method.energy:.1%} energy, {method.layer} layer, {method.pooling} pooling,"
+        f" first token {'pooled' if method.first_token else 'left out'}"
+    )
+    threshold = pool.threshold(method) if method.gate != "none" else None
+    gate = (
+        "no gate"
+        if threshold is None
+        else f"gate: ratio above {threshold:.4g} keeps the initial summary"
+        f" (from {len(pool.calibration_ratio)} calibration questions)"
+    )
+    labelled = int(pool.labelled.sum())
+    return (
+        f"Reader {settings.reader.name}, compressor {settings.compressor.name}, data set {settings.dataset.name}"
+        f" ({settings.dataset.split}); n = {labelled} labelled questions of {len(pool.questions)};"
+        f" K = {settings.generation.candidates} sampled candidates; seed {settings.seed}. {sps}; {gate}."
+        f" Per cent with {settings.statistics.level:.0%} intervals (bootstrap over questions,"
+        f" {settings.statistics.resamples} resamples)."
+    )
+
+
+def _cell(estimate: Estimate, signed: bool = False) -> str:
+    if estimate.value is None:
+        return "-" if estimate.reason == "the reference" else f"n/a ({estimate.reason})"
+    sign = "+" if signed else ""
+    interval = "" if estimate.low is None else f" [{estimate.low:{sign}.1f}, {estimate.high:{sign}.1f}]"
+    return f"{estimate.value:{sign}.1f}{interval}"
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        row.label,
+        _cell(row.em),
+        _cell(row.f1),
+        _cell(row.em_difference, signed=True),
+        _cell(row.f1_difference, signed=True),
+        "-" if row.summary_tokens is None else f"{row.summary_tokens:.0f}",
+        "-" if row.compressor_tokens is None else f"{row.compressor_tokens:.0f}",
+        f"{row.paper[0]} / {row.paper[1]}" if row.paper else "-",
+    ]
+
+
+def _markdown(rows: Sequence[Row], note: str, settings: Settings) -> str:
+    lines = [f"# Table 1: {settings.reader.name} on {settings.dataset.name}", "", note, ""]
+    lines += ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
+    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
+    lines += ["", 'Verdicts on "xCompress beats CompAct":', ""]
+    lines += [f"- {metric}: **{label}**: {sentence}" for metric, label, sentence in _verdicts(rows)]
+    skipped = [row for row in rows if row.skipped is not None]
+    if skipped:
+        lines += ["", f"The gate kept the initial summary of {skipped[0].skipped} of {skipped[0].em.n} questions."]
+    return "\n".join(lines) + "\n"
+
+
+def _verdicts(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
+    return [(metric.upper(), *found) for row in rows for metric, found in row.verdicts.items()]  # type: ignore[misc]
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    flat: dict[str, Any] = {"method": row.name, "label": row.label, "n": row.em.n}
+    for key, estimate in (
+        ("em", row.em),
+        ("f1", row.f1),
+        ("em_difference", row.em_difference),
+        ("f1_difference", row.f1_difference),
+    ):
+        flat |= {key: estimate.value, f"{key}_low": estimate.low, f"{key}_high": estimate.high}
+    flat |= {
+        "em_p_holm": row.em_p,
+        "f1_p_holm": row.f1_p,
+        "summary_tokens": row.summary_tokens,
+        "compressor_tokens": row.compressor_tokens,
+        "gate_skipped": row.skipped,
+        "fallbacks": row.fallbacks,
+        "paper_em": row.paper[0] if row.paper else None,
+        "paper_f1": row.paper[1] if row.paper else None,
+        "em_verdict": row.verdicts.get("em", [None])[0],
+        "f1_verdict": row.verdicts.get("f1", [None])[0],
+        "reason": row.em.reason,
+    }
+    return flat
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    flat = [_flat(row) for row in rows]
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(flat[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return buffer.getvalue()
+
+
+def _json(rows: Sequence[Row], note: str, settings: Settings) -> dict[str, Any]:
+    return {
+        "reader": settings.reader.name,
+        "compressor": settings.compressor.name,
+        "dataset": settings.dataset.name,
+        "method": asdict(settings.method),
+        "note": note,
+        "rows": [{**_flat(row), "verdicts": row.verdicts} for row in rows],
+    }
+
+
+def _candidates(pool: Pool, settings: Settings, choices: dict[str, Choice]) -> bytes:
+    """Every candidate with its scores, its answer and who chose it, as Parquet: for your own analysis."""
+    sps = pool.view(settings.method)
+    records = []
+    for at, question in enumerate(pool.questions):
+        for k, summary in enumerate(pool.summaries[at]):
+            record: dict[str, Any] = {
+                "question_id": question.id,
+                "question": question.question,
+                "answers": list(question.answers),
+                "candidate": k,
+                "summary": summary,
+                "prediction": pool.predictions[at][k],
+                "em": pool.quality.em[at, k],
+                "f1": pool.quality.f1[at, k],
+                "containment": pool.quality.containment[at, k],
+                "tokens": pool.tokens[at, k],
+                "nll": pool.nll[at, k],
+                "sps": sps[at, k],
+                "compressor_tokens": pool.compressor_tokens[at, k],
+            }
+            chosen = [name for name, choice in choices.items() if choice.picks is not None and choice.picks[at] == k]
+            records.append({**record, "chosen_by": chosen})
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(records), sink, compression="zstd")
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _show(rows: Sequence[Row], note: str, counts: dict[str, Any], collected: Collected, folder: Path, seconds: float) -> None:
+    # In a file or a pipe there is no width to keep to; the table then keeps its natural one.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    shown = Table(title=None, show_lines=False, pad_edge=False)
+    for at, heading in enumerate(HEADINGS):
+        shown.add_column(heading, justify="left" if at == 0 else "right")
+    for row in rows:
+        shown.add_row(*_cells(row), style="bold" if row.verdicts else None)
+    console.print()
+    console.print(shown)
+    console.print(note, markup=False)
+    for metric, label, sentence in _verdicts(rows):
+        console.print(f"{metric}: {label}: {sentence}", markup=False)
+    console.print()
+    for where, entries in counts.items():
+        console.print(f"{where}: " + "; ".join(f"{what} {value}" for what, value in entries.items()), markup=False)
+    console.print()
+    for stage, total in work(collected).items():
+        if total["questions"]:
+            each = total["seconds"] / total["questions"]
+            console.print(f"{stage}: {total['seconds']:.0f} s for {total['questions']:.0f} questions ({each:.2f} s each)")
+    console.print(f"this command: {seconds:.0f} s")
+    console.print(f"tables: {folder}/table1.md (also .csv, .json, .svg; every candidate: candidates.parquet)", soft_wrap=True)

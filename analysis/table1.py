@@ -1,0 +1,258 @@
+"""Table 1: every selector on the same pool, against CompAct, with intervals, cost and the paper's cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from analysis.load import Floats, Pool
+from analysis.stats import (
+    Estimate,
+    bootstrap_table,
+    holm,
+    mcnemar_exact,
+    minimum_detectable_difference,
+    paired_permutation,
+    verdict,
+)
+from xcompress.selectors import gate_skips, lowest, oracle
+from xcompress.settings import Settings
+
+PAPER = Path(__file__).parent / "paper" / "table1.yaml"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a method reads: per question EM, F1, summary tokens and compressor tokens (expectations for the random choice).
+
+    ``picks`` are candidate indices [Q], or None where the method picks none. ``reason`` says why a method could not run.
+    """
+
+    em: Floats
+    f1: Floats
+    summary_tokens: Floats
+    compressor_tokens: Floats
+    picks: np.ndarray[Any, Any] | None = None
+    fallbacks: int = 0
+    skipped: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. Estimates are in per cent; differences are to CompAct."""
+
+    name: str
+    label: str
+    em: Estimate
+    f1: Estimate
+    em_difference: Estimate
+    f1_difference: Estimate
+    em_p: float | None
+    f1_p: float | None
+    summary_tokens: float | None
+    compressor_tokens: float | None
+    fallbacks: int
+    skipped: int | None
+    paper: list[float] | None
+    verdicts: dict[str, list[str]] = field(default_factory=dict)
+
+
+def choose(pool: Pool, settings: Settings) -> dict[str, Choice]:
+    """The choice of every method, in the table's order."""
+    method = settings.method
+    start = 0 if method.include_initial or settings.generation.candidates == 0 else 1
+    members = np.arange(start, pool.quality.em.shape[1])
+    everything = pool.compressor_tokens.sum(1) if method.include_initial else pool.compressor_tokens[:, members].sum(1)
+    rows = np.arange(len(pool.questions))
+
+    def picked(picks: Any, cost: Floats, fallbacks: int = 0, skipped: int | None = None) -> Choice:
+        picks = np.asarray(picks)
+        return Choice(
+            pool.quality.em[rows, picks],
+            pool.quality.f1[rows, picks],
+            pool.tokens[rows, picks],
+            cost,
+            picks,
+            fallbacks,
+            skipped,
+        )
+
+    def by(scores: Floats) -> Choice:
+        found = [lowest(row) for row in scores[:, members]]
+        return picked([members[position] for position, _ in found], everything, sum(bare for _, bare in found))
+
+    nothing = np.zeros(len(rows))
+    blank = np.where(pool.tokens > 0, pool.tokens, np.nan)  # a blank summary is not "the shortest"
+    best = [
+        members[oracle(list(f), list(e))] if np.isfinite(f).all() else 0
+        for f, e in zip(pool.quality.f1[:, members], pool.quality.em[:, members], strict=True)
+    ]
+    sps = pool.view(method)
+    choices = {
+        "closed_book": Choice(pool.closed.em, pool.closed.f1, nothing, nothing),
+        "raw_passages": Choice(pool.raw.em, pool.raw.f1, nothing * np.nan, nothing),
+        "compact": picked(rows * 0, pool.compressor_tokens[:, 0]),
+        "random": Choice(
+            pool.quality.em[:, members].mean(1),
+            pool.quality.f1[:, members].mean(1),
+            pool.tokens[:, members].mean(1),
+            pool.compressor_tokens[:, members].mean(1),
+        ),
+        "shortest": by(blank),
+        "longest": by(-blank),
+        "lowest_ppl": by(pool.nll),
+        "lowest_sps": by(sps),
+    }
+    choices[method.name] = _gated(pool, settings, choices["lowest_sps"], picked)
+    choices["oracle"] = picked(best, everything)
+    return choices
+
+
+def _gated(pool: Pool, settings: Settings, ungated: Choice, picked: Callable[..., Choice]) -> Choice:
+    """Gate, then the lowest SPS: a question the gate skips costs and reads its initial summary alone."""
+    method = settings.method
+    assert ungated.picks is not None
+    if method.gate == "none":
+        return picked(ungated.picks, ungated.compressor_tokens, ungated.fallbacks, 0)
+    threshold = pool.threshold(method)
+    if threshold is None:
+        nothing = np.full(len(pool.questions), np.nan)
+        return Choice(
+            nothing, nothing, nothing, nothing, reason="no calibration questions: set dataset.calibration_path or _holdout"
+        )
+    skips = np.array([gate_skips(ratio, threshold) for ratio in pool.initial_ratio(method)])
+    # Sampling follows the gate, so its cost always includes the initial summary.
+    cost = np.where(skips, pool.compressor_tokens[:, 0], pool.compressor_tokens.sum(1))
+    return picked(np.where(skips, 0, ungated.picks), cost, ungated.fallbacks, int(skips.sum()))
+
+
+def labels(settings: Settings) -> dict[str, str]:
+    """What the rows are called."""
+    return {
+        "closed_book": "closed book",
+        "raw_passages": "raw passages",
+        "compact": "CompAct (initial)",
+        "random": "random candidate",
+        "shortest": "shortest",
+        "longest": "longest",
+        "lowest_ppl": "lowest PPL",
+        "lowest_sps": "lowest SPS",
+        settings.method.name: "xCompress (gate + SPS)" if settings.method.gate != "none" else "xCompress (no gate)",
+        "oracle": "oracle",
+    }
+
+
+def table(pool: Pool, settings: Settings, choices: dict[str, Choice]) -> list[Row]:
+    """The rows of Table 1. Means are over labelled questions; resampled questions are the same for every row."""
+    names = list(choices)
+    known = pool.labelled
+    reference = names.index("compact")
+    level, resamples, seed = settings.statistics.level, settings.statistics.resamples, settings.seed
+    estimates: dict[str, list[Estimate]] = {}
+    p_values: dict[str, list[float | None]] = {}
+    detectable: dict[str, list[float | None]] = {}
+    for metric in ("em", "f1"):
+        columns = {name: getattr(choice, metric)[known] for name, choice in choices.items()}
+        usable = [name for name in names if not choices[name].reason and known.any()]
+        if not usable:
+            continue
+        matrix = np.stack([columns[name] for name in usable], 1)
+        own = bootstrap_table(matrix, seed=seed, level=level, resamples=resamples)
+        against = bootstrap_table(matrix, seed=seed, level=level, resamples=resamples, reference=usable.index("compact"))
+        estimates[metric] = [own[usable.index(n)] if n in usable else _absent(choices[n].reason) for n in names]
+        estimates[metric + "_difference"] = [
+            against[usable.index(n)] if n in usable else _absent(choices[n].reason) for n in names
+        ]
+        p_values[metric] = holm(
+            [None if n not in usable or n == "compact" else _p(metric, columns[n], columns["compact"], seed) for n in names]
+        )
+        detectable[metric] = [
+            None if n not in usable else minimum_detectable_difference(columns[n] - columns["compact"], level=level)
+            for n in names
+        ]
+    none = _absent("no question has a gold answer")
+    cells = paper_cells(settings)
+    rows = []
+    for at, name in enumerate(names):
+        get = {key: values[at] for key, values in estimates.items()}
+        choice = choices[name]
+        rows.append(
+            Row(
+                name=name,
+                label=labels(settings)[name],
+                em=get.get("em", none),
+                f1=get.get("f1", none),
+                em_difference=get.get("em_difference", none) if at != reference else _absent("the reference"),
+                f1_difference=get.get("f1_difference", none) if at != reference else _absent("the reference"),
+                em_p=p_values["em"][at] if p_values else None,
+                f1_p=p_values["f1"][at] if p_values else None,
+                summary_tokens=_mean(choice.summary_tokens),
+                compressor_tokens=_mean(choice.compressor_tokens),
+                fallbacks=choice.fallbacks,
+                skipped=choice.skipped,
+                paper=cells.get({settings.method.name: "xcompress"}.get(name, name)),
+                verdicts=_verdicts(name, settings, get, {m: values[at] for m, values in detectable.items()}, cells),
+            )
+        )
+    return rows
+
+
+def paper_cells(settings: Settings) -> dict[str, list[float]]:
+    """The paper's [EM, F1] for this reader and data set by row name; empty where no cell is known."""
+    paper: dict[str, Any] = yaml.safe_load(PAPER.read_text(encoding="utf-8"))
+    cells: dict[str, list[float]] = paper.get(settings.reader.name, {}).get(settings.dataset.name, {})
+    return cells
+
+
+def _verdicts(
+    name: str,
+    settings: Settings,
+    estimates: dict[str, Estimate],
+    detectable: dict[str, float | None],
+    cells: dict[str, list[float]],
+) -> dict[str, list[str]]:
+    """Verdict and sentence per metric for the paper's claim "xCompress beats CompAct"; only that row has a paper difference."""
+    if name != settings.method.name:
+        return {}
+    found = {}
+    for index, metric in enumerate(("em", "f1")):
+        estimate = estimates.get(f"{metric}_difference", _absent("no question has a gold answer"))
+        # Without a cell of this reader and data set, the claim is that the difference is positive; its size is not compared.
+        difference = cells["xcompress"][index] - cells["compact"][index] if cells else 1.0
+        label, sentence = verdict(estimate, difference, detectable.get(metric))
+        if not cells:
+            sentence = _claim_only(label, estimate, detectable.get(metric), settings)
+        found[metric] = [label, sentence]
+    return found
+
+
+def _claim_only(label: str, estimate: Estimate, detectable: float | None, settings: Settings) -> str:
+    cell = f"{settings.reader.name} on {settings.dataset.name}"
+    where = f"the paper has no (known) cell for {cell}: this is about the claim, not a cell"
+    if estimate.value is None:
+        return f"not run: {estimate.reason}; {where}"
+    interval = "" if estimate.low is None else f" [{estimate.low:+.1f}, {estimate.high:+.1f}]"
+    least = f"; n = {estimate.n} could have detected {detectable:.1f}" if label == "INCONCLUSIVE" and detectable else ""
+    return f"difference to CompAct {estimate.value:+.1f}{interval} points{least}; {where}"
+
+
+def _absent(reason: str) -> Estimate:
+    return Estimate(None, None, None, 0, reason)
+
+
+def _p(metric: str, values: Floats, reference: Floats, seed: int) -> float | None:
+    """Exact McNemar for EM where both sides are 0 or 100, else a paired permutation test."""
+    if metric == "em" and np.isin(values, (0.0, 100.0)).all():
+        return mcnemar_exact(values / 100, reference / 100)
+    return paired_permutation(values, reference, seed=seed)
+
+
+def _mean(values: Floats) -> float | None:
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if len(values) else None

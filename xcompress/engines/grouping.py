@@ -1,0 +1,108 @@
+"""Which prompts share a prefix, and which groups run together. Pure functions of lengths and token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows whose prompts agree in their first ``prefix`` tokens (``members`` are indices into the list of prompts)."""
+
+    prefix: int
+    members: tuple[int, ...]
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Number of leading tokens that two prompts share."""
+    length = min(len(left), len(right))
+    if left[:length] == right[:length]:
+        return length
+    low, high = 0, length  # invariant: the first `low` tokens agree, the first `high` do not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def share_prefixes(prompts: Sequence[Sequence[int]], caps: Sequence[int] | None = None) -> list[Group]:
+    """Group prompts so that the tokens saved by computing each group's prefix once are as many as a greedy pass can find.
+
+    Prompts are sorted, so those with a long common prefix are neighbours; a group grows while that saves more tokens than it
+    loses by shortening the group's prefix. A row keeps at least one token of its own (its state gives the first prediction);
+    ``caps`` limits the prefix of each prompt further.
+    """
+    order = sorted(range(len(prompts)), key=lambda index: (tuple(prompts[index]), index))
+    limit = [len(prompt) - 1 for prompt in prompts]
+    if caps is not None:
+        limit = [min(own, cap) for own, cap in zip(limit, caps, strict=True)]
+    groups: list[Group] = []
+    members: list[int] = []
+    prefix = 0
+    for index in order:
+        if members:
+            shared = min(prefix, limit[index], common_prefix(prompts[members[0]], prompts[index]))
+            if shared > 0 and shared * len(members) >= prefix * (len(members) - 1):
+                members.append(index)
+                prefix = shared
+                continue
+            groups.append(Group(prefix, tuple(members)))
+        members, prefix = [index], limit[index]
+    if members:
+        groups.append(Group(prefix, tuple(members)))
+    return groups
+
+
+def batches(
+    groups: Sequence[Group],
+    prompt_lengths: Sequence[int],
+    new_tokens: Sequence[int],
+    cache_tokens: int,
+    prefill_tokens: int,
+) -> Iterator[list[Group]]:
+    """Groups that run together: like sizes and lengths side by side, within the memory for keys and values.
+
+    A group too large for one batch is split by rows (its prefix is then computed once a part). A single row always runs even if
+    it alone exceeds the budget.
+    """
+    parts: list[Group] = []
+    for group in groups:
+        members = sorted(group.members, key=lambda index: (prompt_lengths[index], index))
+        part: list[int] = []
+        for index in members:
+            trial = [*part, index]
+            if part and not _fits(
+                [Group(group.prefix, tuple(trial))], prompt_lengths, new_tokens, cache_tokens, prefill_tokens
+            ):
+                parts.append(Group(group.prefix, tuple(part)))
+                trial = [index]
+            part = trial
+        parts.append(Group(group.prefix, tuple(part)))
+    parts.sort(key=lambda group: (-len(group.members), group.prefix, group.members))
+    batch: list[Group] = []
+    for group in parts:
+        if batch and not _fits([*batch, group], prompt_lengths, new_tokens, cache_tokens, prefill_tokens):
+            yield batch
+            batch = []
+        batch.append(group)
+    if batch:
+        yield batch
+
+
+def _fits(
+    batch: Sequence[Group],
+    prompt_lengths: Sequence[int],
+    new_tokens: Sequence[int],
+    cache_tokens: int,
+    prefill_tokens: int,
+) -> bool:
+    """Whether a batch, padded as it will be, stays within both budgets."""
+    prefix = max(group.prefix for group in batch)
+    rows = len(batch) * max(len(group.members) for group in batch)
+    suffix = max(prompt_lengths[index] - group.prefix for group in batch for index in group.members)
+    new = max(new_tokens[index] for group in batch for index in group.members)
+    return len(batch) * prefix + rows * (suffix + new) <= cache_tokens and rows * suffix <= prefill_tokens

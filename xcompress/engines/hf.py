@@ -1,0 +1,274 @@
+"""The transformers engine: batched, one prefill per shared prompt, finished sequences leave the batch.
+
+Every continuation is a row. Rows are grouped where they share a prefix; a group's prefix is computed once and held once
+(:mod:`xcompress.attention`). That one mechanism serves K candidates of one prompt, later rounds whose prompts differ only in
+the previous summary, and reading prompts that all start with the same demonstrations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xcompress.attention import SharedPrefix, use
+from xcompress.checkpoint import Loaded, load, stop_ids
+from xcompress.engines.base import Draw, Generation, Progress, Request, check_length
+from xcompress.engines.grouping import Group, batches, share_prefixes
+from xcompress.engines.sampling import choose, penalise, uniforms
+
+_COMPACT = 0.75  # rows are re-packed when at most this share of them is still generating
+
+
+@dataclass
+class _Row:
+    """A continuation under way."""
+
+    request: int
+    number: int
+    prompt: tuple[int, ...]
+    draw: Draw
+    limit: int
+    stop: tuple[str, ...]
+    penalty: float
+    tokens: list[int] = field(default_factory=list)
+    logprob_sum: float = 0.0
+    finish_reason: str = ""
+
+
+class HFEngine:
+    """Text generation with transformers (CPU or GPU).
+
+    Args:
+        loaded: the model and its tokenizer.
+        cache_gb: memory for keys and values, which decides how many rows run together.
+        prefill_tokens: prompt tokens of one pass (activations grow with it).
+        max_context: longest prompt plus continuation; the model's own limit where it is lower or this is None.
+    """
+
+    name = "hf"
+    reproducible = True
+
+    def __init__(
+        self, loaded: Loaded, cache_gb: float = 1.5, prefill_tokens: int = 8192, max_context: int | None = None
+    ) -> None:
+        self.loaded = loaded
+        self.tokenizer: Any = loaded.tokenizer
+        config = loaded.text_config
+        limits = [n for n in (max_context, getattr(config, "max_position_embeddings", None)) if n]
+        self.max_context = min(limits) if limits else 4096
+        self.prefill_tokens = prefill_tokens
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        per_token = 2 * config.num_hidden_layers * heads * size * loaded.dtype.itemsize
+        self.cache_tokens = max(1024, int(cache_gb * 2**30 / per_token))
+        self.stop_ids = stop_ids(loaded.tokenizer, loaded.folder)
+        self.pad_id = min(self.stop_ids, default=0)  # an existing id; padding never adds a row to the vocabulary
+
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[list[Generation]]:
+        """See :class:`xcompress.engines.base.Engine`."""
+        for request in requests:
+            check_length(request, self.max_context)
+        rows = [
+            _Row(at, number, request.prompt, draw, request.max_new_tokens, request.stop, request.repetition_penalty)
+            for at, request in enumerate(requests)
+            for number, draw in enumerate(request.draws)
+        ]
+        groups = share_prefixes([row.prompt for row in rows])
+        for batch in self._batches(groups, [row.prompt for row in rows], [row.limit for row in rows]):
+            self._run(batch, rows, progress)
+        results: list[list[Generation]] = [[] for _ in requests]
+        for row in rows:
+            results[row.request].append(Generation(self._text(row), tuple(row.tokens), row.finish_reason, row.logprob_sum))
+        return results
+
+    @torch.inference_mode()
+    def loglikelihood(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+        """See :class:`xcompress.engines.base.Engine`."""
+        for context, continuation in pairs:
+            if not context or not continuation:
+                raise ValueError("context and continuation must both hold at least one token")
+            check_length(Request(tuple(context), (), len(continuation)), self.max_context)
+        texts = [(*context, *continuation[:-1]) for context, continuation in pairs]
+        sums = [0.0] * len(pairs)
+        # The last context token stays in the suffix: its state predicts the first continuation token.
+        groups = share_prefixes(texts, [len(context) - 1 for context, _ in pairs])
+        for batch in self._batches(groups, texts, [0] * len(texts)):
+            plan, states, _ = self._prefill(batch, texts, 0)
+            for at, group in enumerate(batch):
+                for offset, index in enumerate(group.members):
+                    context, continuation = pairs[index]
+                    first = len(context) - 1 - group.prefix
+                    row = states[at * plan.rows_per_group + offset, first : first + len(continuation)]
+                    target = torch.tensor(list(continuation), device=row.device)[:, None]
+                    sums[index] = float(self.loaded.logits(row).log_softmax(-1).gather(1, target).double().sum())
+        return sums
+
+    def _batches(
+        self, groups: Sequence[Group], prompts: Sequence[Sequence[int]], limits: Sequence[int]
+    ) -> Iterator[list[Group]]:
+        return batches(groups, [len(p) for p in prompts], limits, self.cache_tokens, self.prefill_tokens)
+
+    def _prefill(
+        self, batch: Sequence[Group], prompts: Sequence[Sequence[int]], new_tokens: int
+    ) -> tuple[SharedPrefix, torch.Tensor, torch.Tensor]:
+        """Compute prefixes once a group and suffixes once a row.
+
+        Returns the plan, the suffix states [R, S, D] and the suffix lengths [R]. Groups smaller than the largest are filled up
+        with copies of their first row, whose results nobody reads.
+        """
+        device = self.loaded.device
+        per_group = max(len(group.members) for group in batch)
+        slots = [index for group in batch for index in (*group.members, *[group.members[0]] * (per_group - len(group.members)))]
+        prefixes = [prompts[group.members[0]][: group.prefix] for group in batch]
+        suffixes = [prompts[index][batch[at // per_group].prefix :] for at, index in enumerate(slots)]
+        lengths = torch.tensor([len(suffix) for suffix in suffixes], device=device)
+        width = int(lengths.max())
+        prefix_lengths = torch.tensor([group.prefix for group in batch], device=device)
+        plan = SharedPrefix(prefix_lengths, per_group, width + new_tokens)
+        capacity = torch.arange(width + new_tokens, device=device)
+        plan.suffix_valid = (capacity < lengths[:, None]) | (capacity >= width)
+        starts = prefix_lengths.repeat_interleave(per_group)
+        # Generated tokens follow the row's own last prompt token, whatever column they are stored in.
+        offsets = torch.where(capacity < width, capacity, capacity - width + lengths[:, None])
+        plan.suffix_positions = starts[:, None] + offsets
+        with use(plan):
+            at = 0
+            while int(prefix_lengths.max()) > 0 and at < len(batch):
+                end = at + 1
+                longest = len(prefixes[at])
+                while end < len(batch):
+                    longest = max(longest, len(prefixes[end]))
+                    if longest * (end + 1 - at) > self.prefill_tokens:
+                        break
+                    end += 1
+                plan.prefix_rows = slice(at, end)
+                self.loaded.states(*self._padded(prefixes[at:end]))
+                at = end
+            plan.prefix_rows = None
+            ids, _ = self._padded(suffixes)
+            states = self.loaded.states(ids, plan.suffix_positions[:, :width])
+        plan.suffix_length = width
+        return plan, states, lengths
+
+    def _padded(self, texts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        width = max(1, max(len(text) for text in texts))
+        ids = torch.tensor([[*text, *[self.pad_id] * (width - len(text))] for text in texts], device=self.loaded.device)
+        return ids, torch.arange(width, device=self.loaded.device).expand_as(ids)
+
+    @torch.inference_mode()
+    def _run(self, batch: Sequence[Group], rows: Sequence[_Row], progress: Progress | None) -> None:
+        """Generate all rows of a batch of groups; results are left in the rows."""
+        limit = max(rows[index].limit for group in batch for index in group.members)
+        plan, states, lengths = self._prefill(batch, [row.prompt for row in rows], limit)
+        slots: list[_Row | None] = []
+        for group in batch:
+            slots += [rows[index] for index in group.members]
+            slots += [None] * (plan.rows_per_group - len(group.members))
+        logits = self.loaded.logits(states[torch.arange(len(slots)), lengths - 1])
+        del states
+        noise = {id(row): uniforms(row.draw, row.limit) for row in slots if row and row.draw.temperature > 0}
+        penalty = max((row.penalty for row in slots if row), default=1.0)
+        seen = self._seen(slots, logits.shape[1]) if penalty != 1.0 else None
+        for step in range(limit):
+            tokens, logprobs = self._next(logits, slots, noise, seen, step)
+            live = 0
+            for at, row in enumerate(slots):
+                if row is None:
+                    continue
+                self._append(row, int(tokens[at]), float(logprobs[at]))
+                if row.finish_reason:
+                    slots[at] = None
+                else:
+                    live += 1
+            if progress is not None:
+                progress(live)
+            if not live:
+                return
+            if live <= _COMPACT * len(slots):
+                slots, kept = _compact(slots, plan)
+                tokens = tokens[kept]
+                seen = None if seen is None else seen[kept]
+            if seen is not None:
+                seen.scatter_(1, tokens[:, None], True)
+            assert plan.suffix_positions is not None
+            with use(plan):
+                at = plan.suffix_length
+                states = self.loaded.states(tokens[:, None], plan.suffix_positions[:, at : at + 1])
+            plan.suffix_length += 1
+            logits = self.loaded.logits(states[:, -1])
+
+    def _next(
+        self,
+        logits: torch.Tensor,
+        slots: Sequence[_Row | None],
+        noise: dict[int, Any],
+        seen: torch.Tensor | None,
+        step: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Next token [R] of every slot and its log-probability [R] under the model itself."""
+        adjusted = logits
+        if seen is not None:
+            penalty = max(row.penalty for row in slots if row)
+            adjusted = penalise(logits, seen, penalty)
+        uniform = torch.tensor([noise[id(row)][step] if row and id(row) in noise else 0.0 for row in slots])
+        draws = [row.draw if row else Draw() for row in slots]
+        tokens = choose(adjusted, draws, uniform.to(logits.device))
+        logprobs = logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(-1)
+        return tokens, logprobs
+
+    def _seen(self, slots: Sequence[_Row | None], vocabulary: int) -> torch.Tensor:
+        seen = torch.zeros(len(slots), vocabulary, dtype=torch.bool, device=self.loaded.device)
+        for at, row in enumerate(slots):
+            if row is not None:
+                seen[at, torch.tensor(row.prompt, device=seen.device)] = True
+        return seen
+
+    def _append(self, row: _Row, token: int, logprob: float) -> None:
+        row.logprob_sum += logprob
+        if token in self.stop_ids:
+            row.finish_reason = "stop"
+            return
+        row.tokens.append(token)
+        if row.stop and any(stop in self._decode(row.tokens) for stop in row.stop):
+            row.finish_reason = "stop"
+        elif len(row.tokens) >= row.limit:
+            row.finish_reason = "length"
+
+    def _text(self, row: _Row) -> str:
+        text = self._decode(row.tokens)
+        cuts = [text.index(stop) for stop in row.stop if stop in text]
+        return text[: min(cuts)] if cuts else text
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def _compact(slots: Sequence[_Row | None], plan: SharedPrefix) -> tuple[list[_Row | None], torch.Tensor]:
+    """Re-pack the slots that are still generating; groups without one disappear. Returns the slots and which were kept [R']."""
+    width = plan.rows_per_group
+    groups = [
+        (g, [g * width + n for n in range(width) if slots[g * width + n] is not None]) for g in range(len(slots) // width)
+    ]
+    groups = [(group, live) for group, live in groups if live]
+    per_group = max(len(live) for _, live in groups)
+    kept: list[int] = []
+    packed: list[_Row | None] = []
+    for _, live in groups:
+        filler = per_group - len(live)
+        kept += [*live, *[live[0]] * filler]
+        packed += [*(slots[at] for at in live), *[None] * filler]
+    device = plan.prefix_lengths.device
+    index = torch.tensor(kept, device=device)
+    plan.select(index, torch.tensor([group for group, _ in groups], device=device), per_group)
+    return packed, index
+
+
+def open_engine(
+    folder: Path, dtype: str, device: str, cache_gb: float = 1.5, prefill_tokens: int = 8192, max_context: int | None = None
+) -> HFEngine:
+    """The engine of a model folder (``configs/engine/hf.yaml``); the model is shared with stages that use the same one."""
+    return HFEngine(load(folder, dtype, device), cache_gb, prefill_tokens, max_context)

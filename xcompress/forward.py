@@ -1,0 +1,162 @@
+"""One batched forward pass over texts: pooled states of all layers, and token log-probabilities.
+
+Hooks pool each block's output on the fly, so no layer's full states are kept: memory stays that of a plain forward pass. Texts
+are padded on the right; under a causal mask real tokens never see padding, and padding never takes part in a pooled value.
+
+Layer index l of the L + 1 states: 0 is the embedding output, l the output of block l before any final norm; *penultimate* is
+L - 1, the input of the last block. One more entry, ``normed``, is the last state after the model's final norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from xcompress.checkpoint import Loaded
+
+POOLINGS = ("max", "mean", "last", "min", "absmax")
+_LOGIT_ROWS = 512  # token positions whose logits are held at once
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What one pass says of one text of T tokens.
+
+    Attributes:
+        pooled: [2, L + 2, P, D] float32: first token pooled / left out x layers (last entry: normed) x poolings x D.
+            The second half is NaN for a text of one token.
+        token_logprobs: float64 log-probability of each token that has a predecessor, nats; the first text token is not among
+            them unless a start token preceded it.
+    """
+
+    pooled: torch.Tensor
+    token_logprobs: torch.Tensor
+
+
+def layer_names(blocks: int) -> list[str]:
+    """Names of the layer axis for a model of ``blocks`` blocks."""
+    return [*map(str, range(blocks + 1)), "normed"]
+
+
+def resolve_layer(layer: str | int, blocks: int) -> int:
+    """Position on the layer axis of "penultimate", "last", "normed" or an index 0..L (negative counts from L).
+
+    Raises:
+        ValueError: there is no such layer.
+    """
+    named = {"penultimate": blocks - 1, "last": blocks, "normed": blocks + 1, "embedding": 0}
+    if isinstance(layer, str) and layer in named:
+        return named[layer]
+    try:
+        index = int(layer)
+    except ValueError:
+        raise ValueError(f"layer {layer!r} is not known; use 0..{blocks} or {', '.join(named)}") from None
+    index = index + blocks + 1 if index < 0 else index
+    if not 0 <= index <= blocks:
+        raise ValueError(f"layer {layer} is out of range for a reader of {blocks} blocks (0..{blocks})")
+    return index
+
+
+def pool(states: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Pooled vectors [2, B, P, D] of right-padded states [B, T, D]; first token included / left out, P as :data:`POOLINGS`.
+
+    Padding is replaced by minus (plus) infinity before a maximum (minimum), never by zero: all real values may be negative.
+    """
+    states = states.float()
+    first = states[:, 0]
+    rest = states[:, 1:]
+    count = lengths - 1
+    inside = torch.arange(rest.shape[1], device=states.device) < count[:, None]
+    if bool(inside.all()):
+        high, low, total = rest.amax(1), rest.amin(1), rest.sum(1)
+    else:
+        outside = ~inside[..., None]
+        high = rest.masked_fill(outside, float("-inf")).amax(1)
+        low = rest.masked_fill(outside, float("inf")).amin(1)
+        total = torch.bmm(inside[:, None].to(rest.dtype), rest).squeeze(1)
+    last = states[torch.arange(len(states), device=states.device), count]
+    both = []
+    for with_first in (True, False):
+        if with_first:
+            top, bottom, mean = torch.maximum(high, first), torch.minimum(low, first), (total + first) / lengths[:, None]
+        else:
+            top, bottom, mean = high, low, total / count[:, None]
+        largest = torch.where(top.abs() >= bottom.abs(), top, bottom)
+        both.append(torch.stack([top, mean, last, bottom, largest], 1))
+    both[1][count == 0] = float("nan")
+    return torch.stack(both)
+
+
+@torch.inference_mode()
+def run(loaded: Loaded, texts: Sequence[Sequence[int]], batch_tokens: int = 4096) -> Iterator[tuple[int, Forward]]:
+    """Forward passes of ``texts`` (token ids, any start token included), batched by length; yields (index, result).
+
+    Args:
+        loaded: the reader.
+        texts: none may be empty.
+        batch_tokens: padded tokens a batch.
+
+    Raises:
+        ValueError: an empty text, or a non-finite state at a real token (the dtype overflows), with the text's index.
+    """
+    for index, text in enumerate(texts):
+        if not text:
+            raise ValueError(f"text {index} has no tokens")
+    order = sorted(range(len(texts)), key=lambda index: (-len(texts[index]), index))
+    at = 0
+    while at < len(order):
+        longest = max(2, len(texts[order[at]]))
+        members = order[at : at + max(1, batch_tokens // longest)]
+        at += len(members)
+        yield from zip(members, _batch(loaded, [texts[index] for index in members], longest, members), strict=True)
+
+
+def _batch(loaded: Loaded, texts: Sequence[Sequence[int]], longest: int, members: Sequence[int]) -> list[Forward]:
+    device = loaded.device
+    lengths = torch.tensor([len(text) for text in texts], device=device)
+    ids = torch.tensor([[*text, *[text[0]] * (longest - len(text))] for text in texts], device=device)
+    positions = torch.arange(longest, device=device).expand_as(ids)
+    pooled: list[torch.Tensor] = []
+
+    def keep(states: Any) -> None:
+        states = states[0] if isinstance(states, tuple) else states
+        pooled.append(pool(states, lengths))
+
+    def keep_input(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        keep(args[0] if args else kwargs["hidden_states"])
+
+    def keep_output(_: torch.nn.Module, __: Any, output: Any) -> None:
+        keep(output)
+
+    blocks = loaded.blocks
+    hooks = [blocks[0].register_forward_pre_hook(keep_input, with_kwargs=True)]
+    hooks += [block.register_forward_hook(keep_output) for block in blocks]
+    try:
+        normed = loaded.states(ids, positions)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    keep(normed)
+    stacked = torch.stack(pooled, 2)  # [2, B, L + 2, P, D]
+    finite = torch.isfinite(stacked[0]).flatten(1).all(1)
+    if not bool(finite.all()):
+        bad = members[int((~finite).nonzero()[0])]
+        raise ValueError(f"text {bad}: non-finite hidden states in {loaded.dtype}; use float32 for this reader")
+    logprobs = _token_logprobs(loaded, normed, ids, lengths)
+    return [Forward(stacked[:, row], logprobs[row]) for row in range(len(texts))]
+
+
+def _token_logprobs(loaded: Loaded, normed: torch.Tensor, ids: torch.Tensor, lengths: torch.Tensor) -> list[torch.Tensor]:
+    """Per text the float64 log-probabilities of tokens 2..T; only real positions reach the output head."""
+    inside = torch.arange(ids.shape[1] - 1, device=ids.device) < (lengths - 1)[:, None]
+    states, targets = normed[:, :-1][inside], ids[:, 1:][inside]
+    parts = [
+        -cross_entropy(loaded.logits(states[at : at + _LOGIT_ROWS]), targets[at : at + _LOGIT_ROWS], reduction="none")
+        for at in range(0, len(states), _LOGIT_ROWS)
+    ]
+    flat = torch.cat(parts).double() if parts else torch.zeros(0, dtype=torch.float64)
+    return list(torch.split(flat.cpu(), (lengths - 1).tolist()))

@@ -1,0 +1,387 @@
+"""The stages in order: what is there is used, what is missing is computed, one shard after the other."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xcompress import checkpoint
+from xcompress.checkpoint import fingerprint, locate
+from xcompress.engines.base import Engine, Progress
+from xcompress.progress import Bar
+from xcompress.prompts import COMPRESSOR_PARTS, READER_PARTS, load_demos, load_template
+from xcompress.schema import ANSWERS, CANDIDATES, QUESTIONS, SCORES, Question, UsageError, from_row, to_row
+from xcompress.settings import ModelSettings, Settings, SourceSettings
+from xcompress.stages import generate, prepare, read, score
+from xcompress.store import Shard, StageFolder, digest, write_json
+
+log = logging.getLogger(__name__)
+Rows = list[dict[str, Any]]
+
+
+@dataclass
+class Split:
+    """One set of questions on its way through the stages."""
+
+    name: str  # "test" or "calibration"
+    questions: list[list[Question]]  # by shard
+    health: dict[str, Any]
+    candidates: list[Shard]
+    scores: list[Shard]
+    answers: list[Shard]
+
+
+class Run:
+    """One run: resolved settings, the folders they name, and the stages.
+
+    Everything that can be checked without a model is checked when this is made.
+
+    Raises:
+        UsageError: a file, model, prompt or setting is missing or wrong.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.root = Path(settings.run_root)
+        self.compressor_template = load_template(settings.compressor.prompt_file, COMPRESSOR_PARTS)
+        self.reader_template = load_template(settings.reader.prompt_file, READER_PARTS)
+        self.demos = load_demos(Path(settings.dataset.demos_file))
+        self.source = settings.dataset.source()
+        self.calibration_source = settings.dataset.calibration()
+        self.folders = {"reader": _folder_of(settings.reader), "compressor": _folder_of(settings.compressor)}
+        self._check_layers()
+        self._make_folders()
+
+    def _check_layers(self) -> None:
+        import json
+
+        from xcompress.forward import resolve_layer
+
+        config = json.loads((self.folders["reader"] / "config.json").read_text(encoding="utf-8"))
+        config = config.get("text_config", config)
+        blocks = config.get("num_hidden_layers", config.get("n_layer"))
+        try:
+            resolve_layer(self.settings.method.layer, int(blocks))
+        except ValueError as error:
+            raise UsageError(f"method.layer: {error}") from None
+
+    def _make_folders(self) -> None:
+        """Folder names hash what changes the rows; stages that agree upstream share upstream folders."""
+        s = self.settings
+        sampling = {"temperature": s.generation.temperature, "top_p": s.generation.top_p, "top_k": None, "min_p": None}
+        self.candidate_identity = {
+            "stage": "candidates",
+            "version": generate.VERSION,
+            "compressor": fingerprint(self.folders["compressor"]),
+            "dtype": checkpoint.pick_dtype(
+                s.compressor.dtype, checkpoint.pick_device(s.compressor.device), self.folders["compressor"]
+            ),
+            "device": checkpoint.pick_device(s.compressor.device).partition(":")[0],
+            "engine": _engine_identity(s.engine),
+            "prompt": dict(self.compressor_template.parts),
+            "chat": s.compressor.chat,
+            "judge": s.compressor.judge,
+            "max_rounds": s.compressor.max_rounds,
+            "max_new_tokens": s.compressor.max_new_tokens,
+            "repetition_penalty": s.compressor.repetition_penalty,
+            "segment_size": s.dataset.segment_size,
+            "candidates": s.generation.candidates,
+            "sampling": sampling,
+            "seed": s.seed,
+        }
+        self.candidates = StageFolder(self.root, "candidates", s.compressor.name, self.candidate_identity, CANDIDATES)
+        # Calibration needs the initial summaries alone; they are the same whatever is sampled beside them.
+        greedy = {**self.candidate_identity, "candidates": 0, "sampling": None, "seed": None}
+        self.greedy = StageFolder(self.root, "candidates", s.compressor.name, greedy, CANDIDATES)
+        reader = {
+            "reader": fingerprint(self.folders["reader"]),
+            "dtype": checkpoint.pick_dtype(s.reader.dtype, checkpoint.pick_device(s.reader.device), self.folders["reader"]),
+            "device": checkpoint.pick_device(s.reader.device).partition(":")[0],
+        }
+        self.score_identity = {
+            "stage": "scores",
+            "version": score.VERSION,
+            **reader,
+            "subspaces": {name: [entry.matrix, entry.center, entry.energy_of] for name, entry in s.scoring.subspaces.items()},
+            "energies": [float(energy) for energy in s.scoring.energies],
+            "start_token": list(s.scoring.start_token),
+            "batch_tokens": s.reader.batch_tokens,
+        }
+        self.scores = StageFolder(self.root, "scores", s.reader.name, self.score_identity, SCORES)
+        self.answer_identity = {
+            "stage": "answers",
+            "version": read.VERSION,
+            **reader,
+            "engine": _engine_identity(s.engine),
+            "prompt": dict(self.reader_template.parts),
+            "chat": s.reader.chat,
+            "demos": [list(pair) for pair in self.demos],
+            "max_new_tokens": s.reader.max_new_tokens,
+        }
+        self.answers = StageFolder(self.root, "answers", s.reader.name, self.answer_identity, ANSWERS)
+
+    # ---- the stages
+
+    def execute(self) -> Collected | None:
+        """Run ``settings.stages``; returns all rows if the tables are to be made of them.
+
+        Raises:
+            UsageError: a stage needs rows of an earlier one that is neither there nor among the stages to run.
+        """
+        splits = self.prepare()
+        if "generate" in self.settings.stages:
+            self._generate(splits)
+        if "score" in self.settings.stages:
+            self._score(splits)
+        if "read" in self.settings.stages:
+            self._read(splits)
+        checkpoint.release()
+        return self.collect(splits) if "analyse" in self.settings.stages else None
+
+    def prepare(self) -> list[Split]:
+        """Questions of the test split and, where there is one, of the calibration split, in shards."""
+        s = self.settings
+        splits = []
+        holdout = s.dataset.calibration_holdout
+        if self.calibration_source is not None:
+            splits.append(self._prepare("calibration", self.calibration_source, 0, s.dataset.calibration_limit))
+        elif holdout:
+            splits.append(self._prepare("calibration", self.source, 0, holdout))
+        splits.append(self._prepare("test", self.source, holdout, s.limit))
+        return splits
+
+    def _prepare(self, name: str, source: SourceSettings, skip: int, limit: int | None) -> Split:
+        s = self.settings
+        identity = {**prepare.identity(source, s.dataset.passages), "skip": skip, "limit": limit, "shard_size": s.shard_size}
+        folder = StageFolder(self.root, "questions", f"{s.dataset.name}-{name}", identity, QUESTIONS)
+        manifest = folder.path / "manifest.json"
+        shards: list[list[Question]] = []
+        health: dict[str, Any] = {}
+        if manifest.exists():
+            import json
+
+            stored = json.loads(manifest.read_text(encoding="utf-8"))
+            health = stored["health"]
+            found = [Shard(index, key) for index, key in enumerate(stored["shards"])]
+            if all(folder.find(shard) is not None for shard in found):
+                shards = [[from_row(row) for row in folder.read(shard)] for shard in found]
+        if not shards:
+            log.info("prepare: reading %s", source.path)
+            questions, problems = prepare.load(source, s.dataset.passages, skip, limit)
+            health = prepare.health(questions, problems, s.dataset.passages)
+            shards = [questions[at : at + s.shard_size] for at in range(0, len(questions), s.shard_size)]
+            keys = []
+            for index, part in enumerate(shards):
+                rows = [to_row(question) for question in part]
+                keys.append(digest(rows))
+                folder.write(Shard(index, keys[-1]), rows)
+            write_json(manifest, {"shards": keys, "health": health})
+        candidates = self.greedy if name == "calibration" else self.candidates
+        candidate_shards = [Shard(index, _candidate_key(part)) for index, part in enumerate(shards)]
+        upstream = candidates.path.name
+        return Split(
+            name=name,
+            questions=shards,
+            health=health,
+            candidates=candidate_shards,
+            scores=[Shard(i, digest([upstream, shard.input])) for i, shard in enumerate(candidate_shards)],
+            answers=[Shard(i, digest([upstream, shard.input])) for i, shard in enumerate(candidate_shards)],
+        )
+
+    def _candidate_folder(self, split: Split) -> StageFolder:
+        return self.greedy if split.name == "calibration" else self.candidates
+
+    def _generate(self, splits: Sequence[Split]) -> None:
+        s = self.settings
+
+        def work() -> Callable[[Split, int, Progress], Rows]:
+            engine, tokenizer = self._engine("compressor")
+            compressor = generate.Compressor(
+                engine, tokenizer, self.compressor_template, s.compressor, s.generation, s.dataset.segment_size, s.seed
+            )
+            return lambda split, index, progress: compressor.candidates(split.questions[index], split.name == "test", progress)
+
+        self._stage("generate", [(split, self._candidate_folder(split), split.candidates) for split in splits], work)
+
+    def _score(self, splits: Sequence[Split]) -> None:
+        s = self.settings
+
+        def work() -> Callable[[Split, int, Progress], Rows]:
+            from xcompress.reader import TextScorer
+
+            loaded = checkpoint.load(self.folders["reader"], s.reader.dtype, s.reader.device)
+            scorer = TextScorer(loaded, s.scoring, self.root / "bases", s.reader.batch_tokens)
+            write_json(self.scores.path / "axes.json", {"axes": scorer.axes, "bases": scorer.describe()})
+
+            def one(split: Split, index: int, progress: Progress) -> Rows:
+                candidates = self._input(self._candidate_folder(split), split.candidates[index], "generate")
+                try:
+                    return score.score(candidates, scorer, progress)
+                except ValueError as error:
+                    raise UsageError(f"score, shard {index} of {split.name}: {error}") from error
+
+            return one
+
+        self._stage("score", [(split, self.scores, split.scores) for split in splits], work)
+
+    def _read(self, splits: Sequence[Split]) -> None:
+        s = self.settings
+
+        def work() -> Callable[[Split, int, Progress], Rows]:
+            engine, tokenizer = self._engine("reader")
+            reader = read.QuestionReader(engine, tokenizer, self.reader_template, self.demos, s.reader)
+            return lambda split, index, progress: reader.read(
+                split.questions[index], self._input(self.candidates, split.candidates[index], "generate"), progress
+            )
+
+        test = [split for split in splits if split.name == "test"]
+        self._stage("read", [(split, self.answers, split.answers) for split in test], work)
+
+    def _stage(
+        self,
+        name: str,
+        parts: Sequence[tuple[Split, StageFolder, list[Shard]]],
+        make: Callable[[], Callable[[Split, int, Progress], Rows]],
+    ) -> None:
+        """Compute the missing shards of a stage; its model is loaded only if something is missing."""
+        missing = [(split, folder, shard) for split, folder, shards in parts for shard in shards if folder.find(shard) is None]
+        total = sum(len(split.questions[shard.index]) for split, _, shards in parts for shard in shards)
+        todo = sum(len(split.questions[shard.index]) for split, _, shard in missing)
+        if not missing:
+            log.info("%s: all %d questions are there already", name, total)
+            return
+        log.info("%s: %d of %d questions to do", name, todo, total)
+        with _stage_errors(name):
+            one = make()
+            with Bar(name, todo) as bar:
+                for split, folder, shard in missing:
+                    started = time.monotonic()
+                    bar.tokens_in_shard = 0
+                    rows = one(split, shard.index, bar.tokens)
+                    questions = len(split.questions[shard.index])
+                    note = {
+                        "seconds": round(time.monotonic() - started, 3),
+                        "questions": questions,
+                        "tokens": bar.tokens_in_shard,
+                    }
+                    folder.write(shard, rows, note)
+                    bar.advance(questions)
+
+    def _input(self, folder: StageFolder, shard: Shard, stage: str) -> Rows:
+        try:
+            return folder.read(shard)
+        except FileNotFoundError as error:
+            raise UsageError(f"{error}; run the stage {stage!r} first (stages=[...,{stage},...])") from None
+
+    def _engine(self, role: str) -> tuple[Engine, Any]:
+        from hydra.utils import instantiate
+
+        s: ModelSettings = self.settings.reader if role == "reader" else self.settings.compressor
+        engine: Engine = instantiate(
+            dict(self.settings.engine), folder=self.folders[role], dtype=s.dtype, device=s.device, _convert_="all"
+        )
+        if not engine.reproducible:
+            log.warning("engine %s cannot promise to repeat sampled texts; engine=hf can", engine.name)
+        return engine, checkpoint.load_tokenizer(self.folders[role])
+
+    # ---- what the analysis gets
+
+    def collect(self, splits: Sequence[Split]) -> Collected:
+        """All rows of this run, read back from the shards."""
+        by_name = {split.name: split for split in splits}
+        test = by_name["test"]
+        calibration = by_name.get("calibration")
+        work = {
+            "generate": [n for sp in splits for n in self._candidate_folder(sp).work(sp.candidates)],
+            "score": [note for split in splits for note in self.scores.work(split.scores)],
+            "read": self.answers.work(test.answers),
+        }
+        return Collected(
+            settings=self.settings,
+            root=self.root,
+            questions=[question for part in test.questions for question in part],
+            health={split.name: split.health for split in splits},
+            candidates=[row for shard in test.candidates for row in self._input(self.candidates, shard, "generate")],
+            scores=[row for shard in test.scores for row in self._input(self.scores, shard, "score")],
+            answers=[row for shard in test.answers for row in self._input(self.answers, shard, "read")],
+            calibration_scores=[
+                row for shard in (calibration.scores if calibration else []) for row in self._input(self.scores, shard, "score")
+            ],
+            scores_folder=self.scores.path,
+            identities={
+                "questions": {split.name: [shard.input for shard in split.candidates] for split in splits},
+                "candidates": self.candidate_identity,
+                "scores": self.score_identity,
+                "answers": self.answer_identity,
+            },
+            shards={
+                "candidates": _names(self.candidates, test.candidates),
+                "scores": _names(self.scores, test.scores),
+                "answers": _names(self.answers, test.answers),
+            },
+            work=work,
+        )
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The rows of one run as the analysis gets them, with what they came from."""
+
+    settings: Settings
+    root: Path
+    questions: list[Question]
+    health: dict[str, Any]
+    candidates: Rows
+    scores: Rows
+    answers: Rows
+    calibration_scores: Rows
+    scores_folder: Path
+    identities: dict[str, Any]
+    shards: dict[str, list[str]]
+    work: dict[str, list[dict[str, Any]]]
+
+
+def _names(folder: StageFolder, shards: Sequence[Shard]) -> list[str]:
+    paths = [folder.find(shard) for shard in shards]
+    return [f"{folder.path.name}/{path.name}" for path in paths if path is not None]
+
+
+def _candidate_key(questions: Sequence[Question]) -> str:
+    """What candidates depend on: not the gold answers, so a corrected label recomputes nothing."""
+    return digest([[q.id, q.question, [[p.title, p.text] for p in q.passages]] for q in questions])
+
+
+def _engine_identity(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """All of it: batching changes rows only through floating-point ties, but 'byte-identical' counts those too."""
+    return dict(engine)
+
+
+def _folder_of(settings: ModelSettings) -> Path:
+    model = settings.model
+    if isinstance(model, Mapping):
+        from hydra.utils import instantiate
+
+        model = instantiate(dict(model))
+    if not isinstance(model, str) or not model:
+        raise UsageError(f"{settings.name}: `model` must be a hub name, a folder, or {{_target_: ...}}, not {model!r}")
+    return locate(model, settings.revision)
+
+
+@contextmanager
+def _stage_errors(name: str) -> Any:
+    """Name the stage in what went wrong; what is finished stays."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        log.warning("stopped in %s; finished shards are kept, run the same command to go on", name)
+        raise
+    except Exception as error:
+        error.add_note(f"(in stage {name}; finished shards are kept, run the same command to go on)")
+        raise

@@ -1,0 +1,297 @@
+"""The resolved configuration as typed settings: every key of ``configs/`` has a field here, and a key without one is an error.
+
+All checks that need no model run here, before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from xcompress.forward import POOLINGS
+from xcompress.schema import UsageError
+
+STAGES = ("prepare", "generate", "score", "read", "analyse")
+MATRICES = ("embedding", "output_head", "q_proj")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """A causal LM. ``model`` is a hub name, a folder, or ``{_target_: function}`` that returns a folder."""
+
+    name: str
+    model: Any
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class ReaderSettings(ModelSettings):
+    """The LM that answers and whose weights define SPS and PPL."""
+
+    prompt_file: str = ""
+    chat: bool = False
+    max_new_tokens: int = 32
+    batch_tokens: int = 4096
+
+
+@dataclass(frozen=True)
+class CompressorSettings(ModelSettings):
+    """The LM that writes summaries. ``judge``: how a round is found complete ("generated", "scored" or "fixed")."""
+
+    prompt_file: str = ""
+    chat: bool = True
+    judge: str = "generated"
+    max_rounds: int = 6
+    max_new_tokens: int = 700
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        _choice("compressor.judge", self.judge, ("generated", "scored", "fixed"))
+        _positive("compressor.max_rounds", self.max_rounds)
+        _positive("compressor.max_new_tokens", self.max_new_tokens)
+
+
+@dataclass(frozen=True)
+class SourceSettings:
+    """A file of questions, and a corpus to retrieve from where the questions have no passages."""
+
+    path: str
+    format: str = "auto"
+    columns: Mapping[str, str] | None = None
+    corpus: str | None = None
+
+
+@dataclass(frozen=True)
+class DatasetSettings:
+    """A data set: its test source, its calibration source for the gate (a file, or rows held out of the test file)."""
+
+    name: str
+    split: str
+    path: str | None
+    format: str = "auto"
+    columns: Mapping[str, str] | None = None
+    corpus: str | None = None
+    passages: int = 30
+    segment_size: int = 5
+    demos_file: str = ""
+    calibration_path: str | None = None
+    calibration_limit: int | None = None
+    calibration_holdout: int = 0
+    licence: str = ""
+    how_to_get: str = ""
+
+    def __post_init__(self) -> None:
+        _positive("dataset.passages", self.passages)
+        _positive("dataset.segment_size", self.segment_size)
+        if self.calibration_path and self.calibration_holdout:
+            raise UsageError("set dataset.calibration_path or dataset.calibration_holdout, not both")
+
+    def source(self) -> SourceSettings:
+        """The test file.
+
+        Raises:
+            UsageError: it is not set, or is not there.
+        """
+        if not self.path:
+            raise UsageError(f"dataset={self.name} needs a file: {self.how_to_get} Then set dataset.path=FILE")
+        return SourceSettings(self._existing("dataset.path", self.path), self.format, self.columns, self.corpus)
+
+    def calibration(self) -> SourceSettings | None:
+        """The calibration file, or None where there is none."""
+        if not self.calibration_path:
+            return None
+        path = self._existing("dataset.calibration_path", self.calibration_path)
+        return SourceSettings(path, self.format, self.columns, self.corpus)
+
+    def _existing(self, key: str, path: str) -> str:
+        if not Path(path).exists():
+            hint = f" {self.how_to_get}" if self.how_to_get else ""
+            raise UsageError(f"{key}: {path} does not exist.{hint}")
+        return path
+
+
+@dataclass(frozen=True)
+class MethodSettings:
+    """A method variant: which SPS, which gate, which pool."""
+
+    name: str
+    gate: str = "paper"
+    gate_share: float = 0.30
+    subspace: str = "embedding"
+    layer: str | int = "penultimate"
+    pooling: str = "max"
+    energy: float = 0.95
+    first_token: bool = True
+    start_token: bool = False
+    include_initial: bool = True
+
+    def __post_init__(self) -> None:
+        _choice("method.gate", self.gate, ("paper", "none"))
+        _choice("method.pooling", self.pooling, POOLINGS)
+        if not 0 < self.gate_share < 1:
+            raise UsageError(f"method.gate_share must lie between 0 and 1, not {self.gate_share}")
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """The pool: one greedy trajectory and ``candidates`` (K) sampled ones."""
+
+    candidates: int = 5
+    temperature: float = 0.7
+    top_p: float = 0.95
+
+    def __post_init__(self) -> None:
+        if self.candidates < 0:
+            raise UsageError("generation.candidates must be 0 or more")
+        if self.temperature <= 0:
+            raise UsageError("generation.temperature must be above 0; the greedy candidate is always there anyway")
+        if not 0 < self.top_p <= 1:
+            raise UsageError("generation.top_p must lie in (0, 1]")
+
+
+@dataclass(frozen=True)
+class SubspaceSettings:
+    """A matrix of the reader and how its basis is taken."""
+
+    matrix: str
+    center: bool = False
+    energy_of: str = "values"
+
+    def __post_init__(self) -> None:
+        _choice("scoring.subspaces.*.matrix", self.matrix, MATRICES)
+        _choice("scoring.subspaces.*.energy_of", self.energy_of, ("values", "squares"))
+
+
+@dataclass(frozen=True)
+class ScoringSettings:
+    """What the scoring stage stores: SPS at every subspace x layer x pooling x energy, with and without the first token."""
+
+    subspaces: Mapping[str, SubspaceSettings]
+    energies: Sequence[float]
+    start_token: Sequence[bool] = (False, True)
+
+    def __post_init__(self) -> None:
+        if not self.energies or not all(0 < energy <= 1 for energy in self.energies):
+            raise UsageError("scoring.energies must be levels in (0, 1]")
+
+
+@dataclass(frozen=True)
+class StatisticsSettings:
+    """Intervals and tests of the tables."""
+
+    level: float = 0.95
+    resamples: int = 10_000
+
+    def __post_init__(self) -> None:
+        if not 0 < self.level < 1:
+            raise UsageError("statistics.level must lie between 0 and 1")
+        _positive("statistics.resamples", self.resamples)
+
+
+@dataclass(frozen=True)
+class ExecutionSettings:
+    """Where shards run."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The whole configuration of one run."""
+
+    reader: ReaderSettings
+    compressor: CompressorSettings
+    dataset: DatasetSettings
+    engine: Mapping[str, Any]
+    method: MethodSettings
+    execution: ExecutionSettings
+    generation: GenerationSettings
+    scoring: ScoringSettings
+    statistics: StatisticsSettings
+    seed: int = 0
+    limit: int | None = None
+    stages: Sequence[str] = STAGES
+    run_root: str = "results/runs"
+    shard_size: int = 8
+    resolved: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for stage in self.stages:
+            _choice("stages", stage, STAGES)
+        _positive("shard_size", self.shard_size)
+        if self.limit is not None:
+            _positive("limit", self.limit)
+        if self.method.subspace not in self.scoring.subspaces:
+            known = ", ".join(self.scoring.subspaces)
+            raise UsageError(f"method.subspace={self.method.subspace} is not scored; scoring.subspaces has {known}")
+        if not any(abs(self.method.energy - energy) < 1e-9 for energy in self.scoring.energies):
+            raise UsageError(f"method.energy={self.method.energy} is not among scoring.energies {list(self.scoring.energies)}")
+        if self.method.start_token not in self.scoring.start_token:
+            raise UsageError(f"method.start_token={self.method.start_token} is not among scoring.start_token")
+
+
+_NESTED: dict[str, Any] = {
+    "reader": ReaderSettings,
+    "compressor": CompressorSettings,
+    "dataset": DatasetSettings,
+    "method": MethodSettings,
+    "execution": ExecutionSettings,
+    "generation": GenerationSettings,
+    "scoring": ScoringSettings,
+    "statistics": StatisticsSettings,
+}
+
+
+def from_config(config: Mapping[str, Any]) -> Settings:
+    """Settings from a resolved configuration (plain containers).
+
+    Raises:
+        UsageError: an unknown key (with near matches), a missing one, or a value out of range.
+    """
+    values: dict[str, Any] = {key: value for key, value in config.items() if key != "experiment"}
+    for key, kind in _NESTED.items():
+        if not isinstance(values.get(key), Mapping):
+            raise UsageError(f"the configuration lacks the group {key!r}")
+        part = dict(values[key])
+        if key == "scoring":
+            subspaces = part.get("subspaces") or {}
+            part["subspaces"] = {
+                name: build(SubspaceSettings, entry, f"scoring.subspaces.{name}") for name, entry in subspaces.items()
+            }
+        values[key] = build(kind, part, key)
+    return build(Settings, {**values, "resolved": dict(config)}, "")
+
+
+def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
+    """``kind(**values)``, with one sentence for unknown or missing keys."""
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    prefix = f"{where}." if where else ""
+    for key in values:
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=3)
+            hint = f"; did you mean {' or '.join(prefix + name for name in near)}?" if near else f"; known: {', '.join(fields)}"
+            raise UsageError(f"unknown setting {prefix}{key}{hint}")
+    for name, entry in fields.items():
+        required = entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
+        if required and name not in values:
+            raise UsageError(f"setting {prefix}{name} is missing")
+    return kind(**values)
+
+
+def _choice(key: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        near = difflib.get_close_matches(str(value), known, n=2)
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        raise UsageError(f"{key}={value} is not known{hint}; choose from {', '.join(known)}")
+
+
+def _positive(key: str, value: int) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise UsageError(f"{key} must be a whole number of 1 or more, not {value!r}")

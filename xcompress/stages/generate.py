@@ -1,0 +1,175 @@
+"""generate: questions -> candidates. CompAct rounds (arXiv 2407.09014) over segments of passages, greedy and K sampled.
+
+Round 1 sees the first segment; each later round the previous summary and its evaluation and the next segment; a trajectory ends
+when its evaluation says complete or the segments end. All open trajectories of a shard advance together, and trajectories that
+share a prompt share its prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from xcompress.engines.base import Draw, Engine, Generation, Progress, Request, derive_seed
+from xcompress.prompts import Fitted, Parsed, Template, chat_ids, encode, fill, fit, format_passages, parse_round
+from xcompress.schema import Passage, Question, UsageError
+from xcompress.settings import CompressorSettings, GenerationSettings
+
+VERSION = 1  # raise when the rows of this stage change
+_TAGS = ("[COMPLETE]", "[INCOMPLETE]")
+
+
+@dataclass
+class _Trajectory:
+    question: Question
+    candidate: int
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    open: bool = True
+
+    @property
+    def last(self) -> Parsed:
+        if not self.rounds:
+            return Parsed("", "", "missing")
+        round_ = self.rounds[-1]
+        return Parsed(round_["summary"], round_["evaluation"], round_["verdict"])
+
+
+class Compressor:
+    """A compressor LM with its prompt: :meth:`candidates` gives the pool of each question."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        template: Template,
+        settings: CompressorSettings,
+        generation: GenerationSettings,
+        segment_size: int,
+        seed: int,
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.template = template
+        self.settings = settings
+        self.generation = generation
+        self.segment_size = segment_size
+        self.seed = seed
+
+    def candidates(
+        self, questions: Sequence[Question], sampled: bool = True, progress: Progress | None = None
+    ) -> list[dict[str, Any]]:
+        """Rows of :data:`xcompress.schema.CANDIDATES`, question by question, the initial summary first.
+
+        Args:
+            questions: each with at least one passage.
+            sampled: False draws the initial summary alone (gate calibration).
+            progress: called with the number of tokens just generated.
+        """
+        last = self.generation.candidates if sampled else 0
+        trajectories = [_Trajectory(question, k) for question in questions for k in range(last + 1)]
+        for number in range(1, self.settings.max_rounds + 1):
+            waiting = [t for t in trajectories if t.open and len(self._segments(t.question)) >= number]
+            if not waiting:
+                break
+            self._round(waiting, number, progress)
+        return [_row(trajectory) for trajectory in trajectories]
+
+    def _segments(self, question: Question) -> list[tuple[Passage, ...]]:
+        size = self.segment_size
+        return [question.passages[at : at + size] for at in range(0, len(question.passages), size)]
+
+    def _round(self, waiting: Sequence[_Trajectory], number: int, progress: Progress | None) -> None:
+        """One compressor call for every waiting trajectory; equal prompts are one request with several draws."""
+        by_prompt: dict[tuple[str, tuple[str, str]], list[_Trajectory]] = {}
+        for trajectory in waiting:
+            last = trajectory.last
+            by_prompt.setdefault((trajectory.question.id, (last.summary, last.evaluation)), []).append(trajectory)
+        fitted = [self._prompt(group[0], number) for group in by_prompt.values()]
+        requests = [
+            Request(
+                prompt=prompt.ids,
+                draws=tuple(self._draw(trajectory, number) for trajectory in group),
+                max_new_tokens=self.settings.max_new_tokens,
+                repetition_penalty=self.settings.repetition_penalty,
+            )
+            for prompt, group in zip(fitted, by_prompt.values(), strict=True)
+        ]
+        results = self.engine.generate(requests, progress)
+        pairs = [
+            (trajectory, prompt, generation)
+            for group, prompt, generations in zip(by_prompt.values(), fitted, results, strict=True)
+            for trajectory, generation in zip(group, generations, strict=True)
+        ]
+        parsed = self._judge([(prompt, generation) for _, prompt, generation in pairs])
+        for (trajectory, prompt, generation), outcome in zip(pairs, parsed, strict=True):
+            trajectory.rounds.append(
+                {
+                    "round": number,
+                    "prompt_tokens": len(prompt.ids),
+                    "new_tokens": len(generation.tokens),
+                    "finish_reason": generation.finish_reason,
+                    "text": generation.text,
+                    "summary": outcome.summary,
+                    "evaluation": outcome.evaluation,
+                    "verdict": outcome.verdict,
+                    "passages_dropped": prompt.passages_dropped,
+                    "tokens_removed": prompt.tokens_removed,
+                    "logprob_sum": generation.logprob_sum,
+                }
+            )
+            trajectory.open = outcome.verdict != "complete"
+
+    def _draw(self, trajectory: _Trajectory, number: int) -> Draw:
+        if trajectory.candidate == 0:
+            return Draw()
+        seed = derive_seed(self.seed, trajectory.question.id, trajectory.candidate, number)
+        return Draw(self.generation.temperature, self.generation.top_p, seed)
+
+    def _prompt(self, trajectory: _Trajectory, number: int) -> Fitted:
+        question, last = trajectory.question, trajectory.last
+
+        def build(passages: Sequence[Passage]) -> tuple[int, ...]:
+            user = fill(
+                self.template["first" if number == 1 else "later"],
+                question=question.question,
+                passages=format_passages(self.template, passages),
+                summary=last.summary,
+                evaluation=last.evaluation,
+            )
+            return chat_ids(self.tokenizer, self.template["system"], user, self.settings.chat)
+
+        budget = self.engine.max_context - self.settings.max_new_tokens
+        return _named(question, lambda: fit(build, self._segments(question)[number - 1], budget))
+
+    def _judge(self, outputs: Sequence[tuple[Fitted, Generation]]) -> list[Parsed]:
+        """Split each output and decide whether it is complete, as ``compressor.judge`` says."""
+        if self.settings.judge == "generated":
+            return [parse_round(generation.text) for _, generation in outputs]
+        parsed = [Parsed(generation.text.strip(), "", "incomplete") for _, generation in outputs]
+        if self.settings.judge == "fixed":
+            return parsed
+        # "scored": which tag is likelier after the output and "Evaluation:"? One short step on the prompt's tokens.
+        lead = tuple(encode(self.tokenizer, "\nEvaluation: ", start=False))
+        tags = [tuple(encode(self.tokenizer, tag, start=False)) for tag in _TAGS]
+        contexts = [(*prompt.ids, *generation.tokens, *lead) for prompt, generation in outputs]
+        scores = self.engine.loglikelihood([(context, tag) for context in contexts for tag in tags])
+        complete = [scores[2 * at] > scores[2 * at + 1] for at in range(len(outputs))]
+        return [Parsed(p.summary, "", "complete" if yes else "incomplete") for p, yes in zip(parsed, complete, strict=True)]
+
+
+def _named(question: Question, make: Callable[[], Fitted]) -> Fitted:
+    try:
+        return make()
+    except UsageError as error:
+        raise UsageError(f"question {question.id!r}: {error}") from None
+
+
+def _row(trajectory: _Trajectory) -> dict[str, Any]:
+    return {
+        "question_id": trajectory.question.id,
+        "candidate": trajectory.candidate,
+        "summary": trajectory.last.summary,
+        "rounds": trajectory.rounds,
+        "compressor_tokens": sum(r["prompt_tokens"] + r["new_tokens"] for r in trajectory.rounds),
+    }

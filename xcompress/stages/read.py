@@ -1,0 +1,89 @@
+"""read: the reader answers from every distinct candidate once, from the raw passages, and from nothing (closed book)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xcompress.engines.base import Draw, Engine, Progress, Request
+from xcompress.prompts import Fitted, Template, chat_ids, fill, fit, format_passages
+from xcompress.schema import Passage, Question, UsageError
+from xcompress.settings import ReaderSettings
+
+VERSION = 1  # raise when the rows of this stage change
+
+
+class QuestionReader:
+    """A reader LM with its few-shot prompt. Greedy; the answer is the first line."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        template: Template,
+        demos: Sequence[tuple[str, str]],
+        settings: ReaderSettings,
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.template = template
+        self.settings = settings
+        self.demos = "\n\n".join(fill(template["demo"], question=question, answer=answer) for question, answer in demos)
+
+    def prompt(self, question: Question, context: str | None) -> tuple[int, ...]:
+        """Token ids of the reading prompt; ``context`` None is closed book."""
+        part = "closed_book" if context is None else "with_context"
+        user = fill(self.template[part], demos=self.demos, context=context or "", question=question.question)
+        return chat_ids(self.tokenizer, self.template["system"], user, self.settings.chat)
+
+    def fit_passages(self, question: Question) -> Fitted:
+        """The prompt over the raw passages; whole passages are left out from the end where they do not fit."""
+        budget = self.engine.max_context - self.settings.max_new_tokens
+
+        def build(passages: Sequence[Passage]) -> tuple[int, ...]:
+            return self.prompt(question, format_passages(self.template, passages))
+
+        try:
+            return fit(build, question.passages, budget)
+        except UsageError as error:
+            raise UsageError(f"question {question.id!r}: {error}") from None
+
+    def read(
+        self, questions: Sequence[Question], candidates: Sequence[dict[str, Any]], progress: Progress | None = None
+    ) -> list[dict[str, Any]]:
+        """Rows of :data:`xcompress.schema.ANSWERS`: per question raw passages, closed book, then its candidates.
+
+        Equal summaries of a question are read once and the answer is copied.
+        """
+        prompts: list[Fitted] = []
+        places: list[tuple[str, str, int | None, int]] = []  # question id, source, candidate, index into prompts
+        by_question: dict[str, list[dict[str, Any]]] = {}
+        for row in candidates:
+            by_question.setdefault(row["question_id"], []).append(row)
+        for question in questions:
+            prompts += [self.fit_passages(question), Fitted(self.prompt(question, None))]
+            places.append((question.id, "raw_passages", None, len(prompts) - 2))
+            places.append((question.id, "closed_book", None, len(prompts) - 1))
+            known: dict[str, int] = {}
+            for row in by_question.get(question.id, ()):
+                if row["summary"] not in known:
+                    known[row["summary"]] = len(prompts)
+                    prompts.append(Fitted(self.prompt(question, row["summary"])))
+                places.append((question.id, "candidate", row["candidate"], known[row["summary"]]))
+        requests = [Request(prompt.ids, (Draw(),), self.settings.max_new_tokens, stop=("\n",)) for prompt in prompts]
+        generations = [result[0] for result in self.engine.generate(requests, progress)]
+        return [
+            {
+                "question_id": question_id,
+                "source": source,
+                "candidate": candidate,
+                "prediction": generations[at].text.strip(),
+                "prompt_tokens": len(prompts[at].ids),
+                "new_tokens": len(generations[at].tokens),
+                "finish_reason": generations[at].finish_reason,
+                "passages_dropped": prompts[at].passages_dropped,
+                "tokens_removed": prompts[at].tokens_removed,
+                "logprob_sum": generations[at].logprob_sum,
+            }
+            for question_id, source, candidate, at in places
+        ]

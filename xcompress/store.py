@@ -1,0 +1,141 @@
+"""Folders named by what made them, shards that appear whole or not at all, and checks that they are still what was written.
+
+A stage's folder is named by a hash of everything that changes its rows. A shard's file name is
+``<index>-<input>-<content>.parquet``: ``input`` is a hash of the rows it was made from, ``content`` of the file itself. So a
+finished shard is found by name, serves every run that needs the same input (also one with another ``limit``), and a damaged one
+shows at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+log = logging.getLogger(__name__)
+
+
+def digest(value: Any, length: int = 12) -> str:
+    """Hex digest of a JSON-able value; the order of keys does not matter, of lists it does."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return blake2b(text.encode(), digest_size=16).hexdigest()[:length]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write ``data`` so that ``path`` is either absent, old, or complete: never half written, whatever happens."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Strict JSON (no NaN), UTF-8, atomically."""
+    write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard of a stage: its place in the order and the hash of what it is made from."""
+
+    index: int
+    input: str
+
+    @property
+    def stem(self) -> str:
+        return f"{self.index:05d}-{self.input}"
+
+
+class StageFolder:
+    """The shards of one stage.
+
+    Args:
+        root: the run root.
+        stage: "questions", "candidates", "scores" or "answers".
+        label: readable part of the folder's name.
+        identity: everything that changes the rows; hashed into the name and stored beside the shards.
+        schema: of the shards.
+    """
+
+    def __init__(self, root: Path, stage: str, label: str, identity: Mapping[str, Any], schema: pa.Schema) -> None:
+        self.path = root / stage / f"{label}-{digest(identity)}"
+        self.identity = dict(identity)
+        self.schema = schema
+        self._listing: dict[str, list[Path]] | None = None
+
+    def find(self, shard: Shard) -> Path | None:
+        """The file of ``shard`` if it is there and undamaged. A damaged one is named, set aside, and counts as missing."""
+        if self._listing is None:
+            self._listing = {}
+            for path in sorted(self.path.glob("*.parquet")):
+                self._listing.setdefault(path.name.rpartition("-")[0], []).append(path)
+        for path in self._listing.get(shard.stem, []):
+            if path.exists() and content_digest(path.read_bytes()) == path.stem.rpartition("-")[2]:
+                return path
+            log.warning("shard %s is damaged: it is set aside and computed again", path)
+            if path.exists():
+                path.replace(path.with_suffix(".damaged"))
+        return None
+
+    def write(self, shard: Shard, rows: Sequence[Mapping[str, Any]], note: Mapping[str, Any] | None = None) -> Path:
+        """Store the rows of a shard; ``note`` (timings, token counts) is appended to the folder's log of work."""
+        identity = self.path / "identity.json"
+        if not identity.exists():
+            write_json(identity, self.identity)
+        table = pa.Table.from_pylist([dict(row) for row in rows], schema=self.schema)
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        data = sink.getvalue().to_pybytes()
+        path = self.path / f"{shard.stem}-{content_digest(data)}.parquet"
+        write_atomically(path, data)
+        if self._listing is not None:
+            self._listing.setdefault(shard.stem, []).append(path)
+        if note is not None:
+            with (self.path / "work.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"shard": shard.stem, **note}) + "\n")
+        return path
+
+    def read(self, shard: Shard) -> list[dict[str, Any]]:
+        """The rows of a finished shard.
+
+        Raises:
+            FileNotFoundError: the shard is not there.
+        """
+        path = self.find(shard)
+        if path is None:
+            raise FileNotFoundError(f"{self.path} has no shard {shard.stem}")
+        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+        return rows
+
+    def work(self, shards: Iterable[Shard]) -> list[dict[str, Any]]:
+        """The notes of the shards that are in use (the last one of each), in shard order."""
+        path = self.path / "work.jsonl"
+        if not path.exists():
+            return []
+        notes: dict[str, dict[str, Any]] = {}
+        for line in path.read_text(encoding="utf-8").split("\n"):
+            try:
+                note = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # a line cut off by a kill: only timings are lost
+            notes[note["shard"]] = note
+        return [notes[shard.stem] for shard in shards if shard.stem in notes]
+
+
+def content_digest(data: bytes) -> str:
+    """16 hex digits that name a file's content."""
+    return blake2b(data, digest_size=8).hexdigest()
