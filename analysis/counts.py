@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from analysis.load import Pool
 from xcompress.pipeline import Collected
 
@@ -39,6 +41,8 @@ def count(collected: Collected, pool: Pool) -> dict[str, Any]:
             "without NLL (one token, no start token)": sum(
                 row["status"] == "ok" and row["nll"] is None for row in collected.scores
             ),
+            "without LongPPL (no key token)": int(np.isnan(pool.longppl).sum()) if collected.rivals else "not computed",
+            "LongPPL contexts shortened to fit": sum(row["context_tokens_removed"] > 0 for row in collected.rivals),
             "calibration questions": len(collected.calibration_scores),
         },
         "answers": {

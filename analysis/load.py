@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xcompress.answers import containment, exact_match, f1
+from xcompress.perplexity import long_nll
 from xcompress.pipeline import Collected
 from xcompress.schema import Question
 from xcompress.selectors import gate_threshold
@@ -43,7 +44,14 @@ class Pool:
         quality: of every candidate, arrays [Q, K + 1].
         raw, closed: quality of reading the raw passages and of closed book, arrays [Q].
         tokens: [Q, K + 1] summary tokens under the reader.
+        first_token: [Q, K + 1] id of each summary's first token, NaN for a blank one.
         nll: [Q, K + 1] mean NLL in nats, NaN without a score.
+        longppl: [Q, K + 1] log LongPPL (mean NLL of key tokens), NaN where there is no key token or it was not computed.
+        question_nll: [Q, K + 1] minus log p(question | summary) a question token, NaN where it was not computed.
+        answer_nll: [Q, K + 1] minus the reader's mean log-probability of its own answer, NaN for an empty answer.
+        compressor_nll: [Q, K + 1] minus the compressor's mean log-probability of all it wrote for the candidate.
+        reading_tokens: [Q, K + 1] prompt and answer tokens of reading each candidate.
+        rival_tokens: mean reader tokens a question for LongPPL and for the question likelihood of its whole pool.
         sps: [Q, K + 1, start, first, subspace, layer, pooling, energy], NaN without a score.
         ratio: [Q, K + 1, start, first] concentration ratio.
         compressor_tokens: [Q, K + 1] prompt and new tokens of each trajectory by itself.
@@ -58,7 +66,14 @@ class Pool:
     raw: Quality
     closed: Quality
     tokens: Floats
+    first_token: Floats
     nll: Floats
+    longppl: Floats
+    question_nll: Floats
+    answer_nll: Floats
+    compressor_nll: Floats
+    rival_tokens: Mapping[str, float]
+    reading_tokens: Floats
     sps: Floats
     ratio: Floats
     compressor_tokens: Floats
@@ -118,25 +133,42 @@ def to_pool(collected: Collected) -> Pool:
     size = (len(questions), collected.settings.generation.candidates + 1)
     axes = load_axes(collected.scores_folder)
     shape = tuple(len(values) for values in axes.values())
-    tokens, nll, cost = (np.full(size, np.nan) for _ in range(3))
+    tokens, nll, cost, first_token = (np.full(size, np.nan) for _ in range(4))
+    longppl, question_nll, answer_nll, compressor_nll, reading = (np.full(size, np.nan) for _ in range(5))
     sps, ratio = np.full((*size, *shape), np.nan, np.float64), np.full((*size, *shape[:2]), np.nan)
     summaries = [[""] * size[1] for _ in questions]
     for row in collected.candidates:
         at = place[row["question_id"]], row["candidate"]
         summaries[at[0]][at[1]] = row["summary"]
         cost[at] = row["compressor_tokens"]
+        written = sum(round_["new_tokens"] for round_ in row["rounds"])
+        if written:
+            compressor_nll[at] = -sum(round_["logprob_sum"] for round_ in row["rounds"]) / written
+    short: dict[tuple[int, int], list[float | None]] = {}
     for row in collected.scores:
         at = place[row["question_id"]], row["candidate"]
         tokens[at] = row["tokens"]
         if row["status"] == "ok":
             nll[at] = np.nan if row["nll"] is None else row["nll"]
+            short[at] = row["token_logprobs"]
+            first_token[at] = row["first_token"]
             sps[at] = np.reshape(row["sps"], shape)
             ratio[at] = np.reshape(row["ratio"], shape[:2])
+    for row in collected.rivals:
+        at = place[row["question_id"]], row["candidate"]
+        if row["long_logprobs"] is not None and at in short:
+            value = long_nll(short[at], row["long_logprobs"])
+            longppl[at] = np.nan if value is None else value
+            question_nll[at] = -row["question_logprob_sum"] / row["question_tokens"]
     predictions = [[""] * size[1] for _ in questions]
     sources: dict[str, list[str]] = {"raw_passages": [""] * size[0], "closed_book": [""] * size[0]}
     for row in collected.answers:
         if row["source"] == "candidate":
-            predictions[place[row["question_id"]]][row["candidate"]] = row["prediction"]
+            at = place[row["question_id"]], row["candidate"]
+            predictions[at[0]][at[1]] = row["prediction"]
+            reading[at] = row["prompt_tokens"] + row["new_tokens"]
+            if row["new_tokens"] and row["prediction"]:
+                answer_nll[at] = -row["logprob_sum"] / row["new_tokens"]
         else:
             sources[row["source"]][place[row["question_id"]]] = row["prediction"]
     ratios = [np.reshape(r["ratio"], shape[:2]) for r in collected.calibration_scores if r["status"] == "ok"]
@@ -147,7 +179,17 @@ def to_pool(collected: Collected) -> Pool:
         raw=_flat(_quality(questions, [[text] for text in sources["raw_passages"]])),
         closed=_flat(_quality(questions, [[text] for text in sources["closed_book"]])),
         tokens=tokens,
+        first_token=first_token,
         nll=nll,
+        longppl=longppl,
+        question_nll=question_nll,
+        answer_nll=answer_nll,
+        compressor_nll=compressor_nll,
+        reading_tokens=reading,
+        rival_tokens={
+            name: sum(row[f"{name}_forward_tokens"] for row in collected.rivals) / len(questions)
+            for name in ("longppl", "question")
+        },
         sps=sps,
         ratio=ratio,
         compressor_tokens=cost,

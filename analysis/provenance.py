@@ -21,6 +21,13 @@ def provenance(collected: Collected, seconds: float) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": _versions(),
         "machine": {"system": platform.platform(), "processor": _processor(), "cores": os.cpu_count()},
+        "dataset": {
+            "name": collected.settings.dataset.name,
+            "split": collected.settings.dataset.split,
+            "licence": collected.settings.dataset.licence,
+        },
+        "execution": collected.settings.execution.name,
+        "health": collected.health,
         "identities": collected.identities,
         "shards": collected.shards,
         "work": work(collected),

@@ -17,11 +17,11 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from analysis import figures
+from analysis import ablations, correlation, figures, specification
 from analysis.counts import count
 from analysis.load import Pool, to_pool
+from analysis.output import cell, markdown
 from analysis.provenance import provenance, work
-from analysis.stats import Estimate
 from analysis.table1 import Choice, Row, choose, table
 from xcompress.pipeline import Collected
 from xcompress.settings import Settings
@@ -36,6 +36,7 @@ HEADINGS = (
     "F1 minus CompAct",
     "summary tokens",
     "compressor tokens",
+    "selection tokens",
     "paper EM / F1",
 )
 
@@ -53,6 +54,9 @@ def write_tables(collected: Collected, seconds: float) -> Path:
     write_atomically(folder / "table1.md", _markdown(rows, note, settings).encode())
     write_json(folder / "table1.json", _json(rows, note, settings))
     write_atomically(folder / "table1.svg", figures.differences(rows, settings))
+    correlation.write(pool, settings, folder, note)
+    ablations.write(pool, settings, folder, note)
+    specification.write(pool, settings, folder, note)
     write_json(folder / "counts.json", counts)
     write_atomically(folder / "candidates.parquet", _candidates(pool, settings, choices))
     write_atomically(
@@ -92,32 +96,24 @@ def _note(pool: Pool, settings: Settings) -> str:
     )
 
 
-def _cell(estimate: Estimate, signed: bool = False) -> str:
-    if estimate.value is None:
-        return "-" if estimate.reason == "the reference" else f"n/a ({estimate.reason})"
-    sign = "+" if signed else ""
-    interval = "" if estimate.low is None else f" [{estimate.low:{sign}.1f}, {estimate.high:{sign}.1f}]"
-    return f"{estimate.value:{sign}.1f}{interval}"
-
-
 def _cells(row: Row) -> list[str]:
     return [
         row.label,
-        _cell(row.em),
-        _cell(row.f1),
-        _cell(row.em_difference, signed=True),
-        _cell(row.f1_difference, signed=True),
+        cell(row.em),
+        cell(row.f1),
+        cell(row.em_difference, signed=True),
+        cell(row.f1_difference, signed=True),
         "-" if row.summary_tokens is None else f"{row.summary_tokens:.0f}",
         "-" if row.compressor_tokens is None else f"{row.compressor_tokens:.0f}",
+        "-" if row.selection_tokens is None else f"{row.selection_tokens:.0f}",
         f"{row.paper[0]} / {row.paper[1]}" if row.paper else "-",
     ]
 
 
 def _markdown(rows: Sequence[Row], note: str, settings: Settings) -> str:
     lines = [f"# Table 1: {settings.reader.name} on {settings.dataset.name}", "", note, ""]
-    lines += ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
-    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
-    lines += ["", 'Verdicts on "xCompress beats CompAct":', ""]
+    lines += [markdown(HEADINGS, [_cells(row) for row in rows])]
+    lines += ['Verdicts on "xCompress beats CompAct":', ""]
     lines += [f"- {metric}: **{label}**: {sentence}" for metric, label, sentence in _verdicts(rows)]
     skipped = [row for row in rows if row.skipped is not None]
     if skipped:
@@ -143,6 +139,7 @@ def _flat(row: Row) -> dict[str, Any]:
         "f1_p_holm": row.f1_p,
         "summary_tokens": row.summary_tokens,
         "compressor_tokens": row.compressor_tokens,
+        "selection_tokens": row.selection_tokens,
         "gate_skipped": row.skipped,
         "fallbacks": row.fallbacks,
         "paper_em": row.paper[0] if row.paper else None,
@@ -225,4 +222,7 @@ def _show(rows: Sequence[Row], note: str, counts: dict[str, Any], collected: Col
             each = total["seconds"] / total["questions"]
             console.print(f"{stage}: {total['seconds']:.0f} s for {total['questions']:.0f} questions ({each:.2f} s each)")
     console.print(f"this command: {seconds:.0f} s")
-    console.print(f"tables: {folder}/table1.md (also .csv, .json, .svg; every candidate: candidates.parquet)", soft_wrap=True)
+    console.print(
+        f"tables: {folder}/table1.md (also correlation, ablations, specification; each as .md, .csv, .json, .svg)",
+        soft_wrap=True,
+    )

@@ -20,7 +20,8 @@ from analysis.stats import (
     paired_permutation,
     verdict,
 )
-from xcompress.selectors import gate_skips, lowest, oracle
+from xcompress.answers import normalize
+from xcompress.selectors import gate_skips, lowest, majority, oracle
 from xcompress.settings import Settings
 
 PAPER = Path(__file__).parent / "paper" / "table1.yaml"
@@ -30,6 +31,8 @@ PAPER = Path(__file__).parent / "paper" / "table1.yaml"
 class Choice:
     """What a method reads: per question EM, F1, summary tokens and compressor tokens (expectations for the random choice).
 
+    ``selection_tokens`` are reader tokens a question that the choice itself takes, beside reading what was chosen.
+
     ``picks`` are candidate indices [Q], or None where the method picks none. ``reason`` says why a method could not run.
     """
 
@@ -37,6 +40,7 @@ class Choice:
     f1: Floats
     summary_tokens: Floats
     compressor_tokens: Floats
+    selection_tokens: float = 0.0
     picks: np.ndarray[Any, Any] | None = None
     fallbacks: int = 0
     skipped: int | None = None
@@ -57,6 +61,7 @@ class Row:
     f1_p: float | None
     summary_tokens: float | None
     compressor_tokens: float | None
+    selection_tokens: float | None
     fallbacks: int
     skipped: int | None
     paper: list[float] | None
@@ -71,21 +76,17 @@ def choose(pool: Pool, settings: Settings) -> dict[str, Choice]:
     everything = pool.compressor_tokens.sum(1) if method.include_initial else pool.compressor_tokens[:, members].sum(1)
     rows = np.arange(len(pool.questions))
 
-    def picked(picks: Any, cost: Floats, fallbacks: int = 0, skipped: int | None = None) -> Choice:
+    def picked(
+        picks: Any, cost: Floats, fallbacks: int = 0, skipped: int | None = None, selection_tokens: float = 0.0
+    ) -> Choice:
         picks = np.asarray(picks)
-        return Choice(
-            pool.quality.em[rows, picks],
-            pool.quality.f1[rows, picks],
-            pool.tokens[rows, picks],
-            cost,
-            picks,
-            fallbacks,
-            skipped,
-        )
+        em, f1, tokens = pool.quality.em[rows, picks], pool.quality.f1[rows, picks], pool.tokens[rows, picks]
+        return Choice(em, f1, tokens, cost, selection_tokens, picks, fallbacks, skipped)
 
-    def by(scores: Floats) -> Choice:
+    def by(scores: Floats, selection_tokens: float = 0.0) -> Choice:
         found = [lowest(row) for row in scores[:, members]]
-        return picked([members[position] for position, _ in found], everything, sum(bare for _, bare in found))
+        picks = [members[position] for position, _ in found]
+        return picked(picks, everything, sum(bare for _, bare in found), None, selection_tokens)
 
     nothing = np.zeros(len(rows))
     blank = np.where(pool.tokens > 0, pool.tokens, np.nan)  # a blank summary is not "the shortest"
@@ -94,6 +95,10 @@ def choose(pool: Pool, settings: Settings) -> dict[str, Choice]:
         for f, e in zip(pool.quality.f1[:, members], pool.quality.em[:, members], strict=True)
     ]
     sps = pool.view(method)
+    scoring = float(np.nansum(pool.tokens[:, members], 1).mean())  # every summary once through the reader
+    reading = float(np.nansum(pool.reading_tokens[:, members], 1).mean())
+    rival = pool.rival_tokens
+    votes = [majority([normalize(answers[k]) for k in members]) for answers in pool.predictions]
     choices = {
         "closed_book": Choice(pool.closed.em, pool.closed.f1, nothing, nothing),
         "raw_passages": Choice(pool.raw.em, pool.raw.f1, nothing * np.nan, nothing),
@@ -106,12 +111,22 @@ def choose(pool: Pool, settings: Settings) -> dict[str, Choice]:
         ),
         "shortest": by(blank),
         "longest": by(-blank),
-        "lowest_ppl": by(pool.nll),
-        "lowest_sps": by(sps),
+        "lowest_ppl": by(pool.nll, scoring),
+        "lowest_longppl": by(pool.longppl, rival["longppl"]) if rival["longppl"] else _not_computed(len(rows)),
+        "compressor": by(pool.compressor_nll),
+        "question": by(pool.question_nll, rival["question"]) if rival["question"] else _not_computed(len(rows)),
+        "confidence": by(pool.answer_nll, reading),
+        "majority": picked(members[votes], everything, selection_tokens=reading),
+        "lowest_sps": by(sps, scoring),
     }
     choices[method.name] = _gated(pool, settings, choices["lowest_sps"], picked)
     choices["oracle"] = picked(best, everything)
     return choices
+
+
+def _not_computed(questions: int) -> Choice:
+    nothing = np.full(questions, np.nan)
+    return Choice(nothing, nothing, nothing, nothing, reason="not computed: scoring.rivals=true and the score stage")
 
 
 def _gated(pool: Pool, settings: Settings, ungated: Choice, picked: Callable[..., Choice]) -> Choice:
@@ -119,7 +134,7 @@ def _gated(pool: Pool, settings: Settings, ungated: Choice, picked: Callable[...
     method = settings.method
     assert ungated.picks is not None
     if method.gate == "none":
-        return picked(ungated.picks, ungated.compressor_tokens, ungated.fallbacks, 0)
+        return picked(ungated.picks, ungated.compressor_tokens, ungated.fallbacks, 0, ungated.selection_tokens)
     threshold = pool.threshold(method)
     if threshold is None:
         nothing = np.full(len(pool.questions), np.nan)
@@ -129,7 +144,10 @@ def _gated(pool: Pool, settings: Settings, ungated: Choice, picked: Callable[...
     skips = np.array([gate_skips(ratio, threshold) for ratio in pool.initial_ratio(method)])
     # Sampling follows the gate, so its cost always includes the initial summary.
     cost = np.where(skips, pool.compressor_tokens[:, 0], pool.compressor_tokens.sum(1))
-    return picked(np.where(skips, 0, ungated.picks), cost, ungated.fallbacks, int(skips.sum()))
+    # The ratio comes with the initial summary's scoring pass; the others are scored only where they were sampled.
+    scored = np.where(skips, pool.tokens[:, 0], np.nansum(pool.tokens, 1))
+    picks = np.where(skips, 0, ungated.picks)
+    return picked(picks, cost, ungated.fallbacks, int(skips.sum()), float(np.nanmean(scored)))
 
 
 def labels(settings: Settings) -> dict[str, str]:
@@ -142,6 +160,11 @@ def labels(settings: Settings) -> dict[str, str]:
         "shortest": "shortest",
         "longest": "longest",
         "lowest_ppl": "lowest PPL",
+        "lowest_longppl": "lowest LongPPL",
+        "compressor": "compressor's likeliest",
+        "question": "question likelihood",
+        "confidence": "answer confidence",
+        "majority": "majority answer",
         "lowest_sps": "lowest SPS",
         settings.method.name: "xCompress (gate + SPS)" if settings.method.gate != "none" else "xCompress (no gate)",
         "oracle": "oracle",
@@ -194,6 +217,7 @@ def table(pool: Pool, settings: Settings, choices: dict[str, Choice]) -> list[Ro
                 f1_p=p_values["f1"][at] if p_values else None,
                 summary_tokens=_mean(choice.summary_tokens),
                 compressor_tokens=_mean(choice.compressor_tokens),
+                selection_tokens=None if choice.reason else choice.selection_tokens,
                 fallbacks=choice.fallbacks,
                 skipped=choice.skipped,
                 paper=cells.get({settings.method.name: "xcompress"}.get(name, name)),

@@ -24,6 +24,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from xcompress.schema import UsageError
+
 NAME = "xcompress"
 _MAX_SCORES = 2**25  # largest score matrix held at once (elements): 128 MiB in fp32
 _current = threading.local()
@@ -55,7 +57,7 @@ class SharedPrefix:
         if not keep_groups:
             self.prefix_lengths = self.prefix_lengths[groups]
         for layer in self.suffix_keys:
-            if not keep_groups:
+            if not keep_groups and self.prefix_keys:  # none where every prompt is a single token
                 self.prefix_keys[layer] = self.prefix_keys[layer][groups]
                 self.prefix_values[layer] = self.prefix_values[layer][groups]
             self.suffix_keys[layer] = self.suffix_keys[layer][rows]
@@ -90,13 +92,16 @@ def attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of ``query`` [R, H, S, D] over ``key``/``value`` [R, K, S, D] and, under :func:`use`, what the plan holds.
 
     Returns [R, S, H, D] and None (no attention weights are kept). Raises ValueError for attention masks: rows are padded on the
-    right, so none is needed.
+    right, so none is needed. Raises UsageError for attention sinks (``s_aux``), which would change every weight.
     """
+    if s_aux is not None:
+        raise UsageError(f"{type(module).__name__} has learned attention sinks, which this program does not compute")
     if attention_mask is not None:
         raise ValueError("right-padded batches need no attention mask; none may be passed")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -280,7 +285,9 @@ def _merge(left: _Part, right: tuple[torch.Tensor, ...]) -> _Part:
 def _finish(part: _Part, query: torch.Tensor) -> torch.Tensor:
     """[R, K, heads-a-K * S, D] parts to [R, S, H, D] in the model's dtype."""
     rows, heads, new, _ = query.shape
-    return (part[0] / part[1]).view(rows, heads, new, -1).transpose(1, 2).to(query.dtype)
+    # Padding that a sliding window leaves nothing to see has no weight at all; a NaN there would reach real tokens as 0 * NaN.
+    out = part[0] / part[1].clamp_min(torch.finfo(torch.float32).tiny)
+    return out.view(rows, heads, new, -1).transpose(1, 2).to(query.dtype)
 
 
 AttentionInterface.register(NAME, attention)

@@ -39,10 +39,12 @@ def locate(model: str, revision: str | None = None) -> Path:
     if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
         raise UsageError(f"model folder {model} does not exist; give the path of a folder with config.json and *.safetensors")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         return _checked(Path(snapshot_download(model, revision=revision, local_files_only=True)), model)
+    except HFValidationError:
+        raise UsageError(f"model {model} is neither an existing folder nor a possible name on the hub") from None
     except (LocalEntryNotFoundError, OSError):
         at = f" --revision {revision}" if revision else ""
         raise UsageError(
@@ -135,7 +137,7 @@ class Loaded:
         """Compare :meth:`states` and :meth:`logits` with the model's own forward pass on three tokens.
 
         Raises:
-            UsageError: the family scales its logits in a way this program does not know.
+            UsageError: the logits are not finite, or the family scales them in a way this program does not know.
         """
         import torch
 
@@ -144,6 +146,8 @@ class Loaded:
         with torch.inference_mode():
             own = self.logits(self.states(ids, positions))
             theirs = self.model(input_ids=ids, position_ids=positions, use_cache=False).logits.float()
+        if not bool(torch.isfinite(theirs).all()):
+            raise UsageError(f"{self.folder.name} gives non-finite logits in {self.dtype}; use float32, or download it again")
         if not torch.allclose(own, theirs, rtol=1e-2, atol=1e-2):
             raise UsageError(f"{self.folder.name} ({self.text_config.model_type}) computes its logits in an unknown way")
 
@@ -168,7 +172,8 @@ def pick_dtype(dtype: str, device: str, folder: Path) -> str:
     import torch
 
     if dtype == "auto":
-        dtype = "bfloat16" if device.startswith("cuda") and torch.cuda.is_bf16_supported() else "float32"
+        native = device.startswith("cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
+        dtype = "bfloat16" if native else "float32"
     family = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type", "")
     if dtype == "float16" and family.startswith("gemma"):
         log.warning("%s overflows in float16; using float32 instead", family)
@@ -192,7 +197,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a damaged file can raise anything; tokenizers' own errors are plain Exceptions
         raise UsageError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
 
 
@@ -214,6 +219,7 @@ def load(folder: Path, dtype: str = "auto", device: str = "auto", keep: int = 1)
         return _cache[key]
     release(keep - 1)
     log.info("loading %s (%s, %s)", folder.name, dtype, device)
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     from xcompress.attention import NAME
@@ -233,7 +239,7 @@ def load(folder: Path, dtype: str = "auto", device: str = "auto", keep: int = 1)
         )
     except torch.cuda.OutOfMemoryError as error:
         raise UsageError(f"{folder.name} does not fit on {device} in {dtype}: {_first_line(error)}") from error
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
     broken = sorted(info["missing_keys"]) + sorted(str(pair[0]) for pair in info["mismatched_keys"])
     if broken:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -27,8 +27,20 @@ def run_config(config: DictConfig) -> Path | None:
     """Run one composed configuration; returns the folder of its tables, if they were made.
 
     Raises:
-        UsageError: see :class:`xcompress.pipeline.Run`.
+        UsageError: see :class:`xcompress.pipeline.Run`. As the only job of a Hydra command it ends the program instead.
     """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    try:
+        return _run(config)
+    except UsageError as error:
+        if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.RUN:
+            _end(error)  # Hydra would print the overrides beside the sentence
+        raise
+
+
+def _run(config: DictConfig) -> Path | None:
     quiet_libraries()
     settings = to_settings(config)
     from xcompress.pipeline import Run
@@ -40,6 +52,11 @@ def run_config(config: DictConfig) -> Path | None:
     from analysis.report import write_tables
 
     return write_tables(collected, time.monotonic() - started)
+
+
+def _end(error: UsageError) -> NoReturn:
+    print(f"error: {error}", file=sys.stderr)
+    raise SystemExit(2) from None
 
 
 def to_settings(config: DictConfig) -> Settings:
@@ -85,8 +102,7 @@ def checked_main(main: Callable[[], None]) -> None:
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would hide our exception behind its own exit
         main()
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _end(error)
     except KeyboardInterrupt:
         print("stopped; run the same command to go on", file=sys.stderr)
         raise SystemExit(130) from None
@@ -96,14 +112,19 @@ def check_overrides(arguments: list[str]) -> None:
     """Compose with the given overrides, without running anything.
 
     Raises:
-        UsageError: a choice or key does not exist; the sentence names near matches and what there is.
+        UsageError: a choice or key does not exist (the sentence names near matches and what there is), or a value is refused.
     """
     if {"--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "-c", "--shell-completion", "-sc"} & set(arguments):
         return
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Glob
     from hydra.errors import HydraException
 
-    overrides = [argument for argument in arguments if "=" in argument and not argument.startswith("-")]
+    if {argument.partition("=")[0] for argument in arguments} & _OTHER_CONFIG:
+        return  # the configuration is another one; its overrides are checked when it is composed
+    overrides = [
+        argument for argument in arguments if not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
+    ]
     stray = [a for a in arguments if "=" not in a and not a.startswith(("-", "~"))]
     if stray:
         raise UsageError(f"{stray[0]!r} is not an override; write key=value, for example dataset=hotpotqa")
@@ -112,21 +133,45 @@ def check_overrides(arguments: list[str]) -> None:
     except HydraException as error:
         quoting = "quote values with commas, spaces or = for Hydra and the shell: 'dataset.path=\"my file,1.json\"'"
         raise UsageError(f"an override cannot be parsed ({str(error).splitlines()[0]}); {quoting}") from None
+    sweeping = bool({"-m", "--multirun"} & set(arguments)) or any(text.startswith("hydra.mode=") for text in overrides)
     single = []
     for override, text in zip(parsed, overrides, strict=True):
-        values = [str(v) for v in override.sweep_iterator()] if override.is_sweep_override() else [None]
         key = override.key_or_group
-        if (CONFIGS / key).is_dir():
-            names = values if values != [None] else [str(override.value())]
-            for name in names:
-                _check_choice(key, str(name))
-        single.append(text if values == [None] else f"{override.get_key_element()}={values[0]}")
+        known = sorted(path.stem for path in (CONFIGS / key).glob("*.yaml")) if (CONFIGS / key).is_dir() else []
+        if not override.is_sweep_override():
+            if known and not override.is_delete():
+                _check_choice(key, "null" if override.value() is None else str(override.value()), known)
+            single.append(text)
+            continue
+        if not sweeping:
+            raise UsageError(f"{text} lists several values; add -m to run them all, or quote the value: '{key}=\"...\"'")
+        if isinstance(pattern := override.value(), Glob):
+            values = pattern.filter(known)
+        else:
+            values = [str(value) for value in override.sweep_string_iterator()]
+        for value in values if known else ():
+            _check_choice(key, value, known)
+        if not values:
+            raise UsageError(f"{text} stands for no value; choices: {', '.join(known)}")
+        single.append(f"{override.get_key_element()}={values[0]}")
     _compose([text for text in single if not text.startswith("hydra")])
 
 
-def _check_choice(group: str, name: str) -> None:
-    known = sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
-    if name in known or name in {"None", "null"}:
+_OTHER_CONFIG = {
+    "--config-name",
+    "-cn",
+    "--config-path",
+    "-cp",
+    "--config-dir",
+    "-cd",
+    "--package",
+    "-p",
+    "--experimental-rerun",
+}
+
+
+def _check_choice(group: str, name: str, known: list[str]) -> None:
+    if name in known:
         return
     near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
@@ -151,11 +196,7 @@ def _compose(overrides: list[str]) -> None:
         config = compose(overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(_explain(error)) from None
-    known = _keys(OmegaConf.to_container(config, resolve=False))
-    for text in overrides:
-        key = text.split("=", 1)[0].lstrip("+~")
-        if text.startswith("+") and key.split(".")[0] not in {k.split(".")[0] for k in known}:
-            raise UsageError(f"unknown setting {key}")
+    to_settings(config)
 
 
 def _explain(error: Exception) -> str:

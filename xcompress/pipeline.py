@@ -15,9 +15,9 @@ from xcompress.checkpoint import fingerprint, locate
 from xcompress.engines.base import Engine, Progress
 from xcompress.progress import Bar
 from xcompress.prompts import COMPRESSOR_PARTS, READER_PARTS, load_demos, load_template
-from xcompress.schema import ANSWERS, CANDIDATES, QUESTIONS, SCORES, Question, UsageError, from_row, to_row
+from xcompress.schema import ANSWERS, CANDIDATES, QUESTIONS, RIVALS, SCORES, Question, UsageError, from_row, to_row
 from xcompress.settings import ModelSettings, Settings, SourceSettings
-from xcompress.stages import generate, prepare, read, score
+from xcompress.stages import generate, prepare, read, rivals, score
 from xcompress.store import Shard, StageFolder, digest, write_json
 
 log = logging.getLogger(__name__)
@@ -107,12 +107,22 @@ class Run:
             "stage": "scores",
             "version": score.VERSION,
             **reader,
-            "subspaces": {name: [entry.matrix, entry.center, entry.energy_of] for name, entry in s.scoring.subspaces.items()},
+            "subspaces": {
+                name: [entry.matrix, entry.center, entry.energy_of, entry.rows] for name, entry in s.scoring.subspaces.items()
+            },
             "energies": [float(energy) for energy in s.scoring.energies],
             "start_token": list(s.scoring.start_token),
             "batch_tokens": s.reader.batch_tokens,
         }
         self.scores = StageFolder(self.root, "scores", s.reader.name, self.score_identity, SCORES)
+        self.rival_identity = {
+            "stage": "rivals",
+            "version": rivals.VERSION,
+            **reader,
+            "engine": _engine_identity(s.engine),
+            "passage": self.reader_template["passage"],
+        }
+        self.rivals = StageFolder(self.root, "rivals", s.reader.name, self.rival_identity, RIVALS)
         self.answer_identity = {
             "stage": "answers",
             "version": read.VERSION,
@@ -216,6 +226,10 @@ class Run:
 
             loaded = checkpoint.load(self.folders["reader"], s.reader.dtype, s.reader.device)
             scorer = TextScorer(loaded, s.scoring, self.root / "bases", s.reader.batch_tokens)
+            if s.method.subspace not in scorer.bases:
+                raise UsageError(
+                    f"method.subspace={s.method.subspace} is not there for {s.reader.name}; it has {', '.join(scorer.bases)}"
+                )
             write_json(self.scores.path / "axes.json", {"axes": scorer.axes, "bases": scorer.describe()})
 
             def one(split: Split, index: int, progress: Progress) -> Rows:
@@ -228,6 +242,22 @@ class Run:
             return one
 
         self._stage("score", [(split, self.scores, split.scores) for split in splits], work)
+
+        if s.scoring.rivals:
+            self._rivals(splits)
+
+    def _rivals(self, splits: Sequence[Split]) -> None:
+        """LongPPL and question likelihood of the test split's candidates, with the reader's engine."""
+
+        def work() -> Callable[[Split, int, Progress], Rows]:
+            engine, tokenizer = self._engine("reader")
+            scorer = rivals.RivalScorer(engine, tokenizer, self.reader_template)
+            return lambda split, index, progress: scorer.score(
+                split.questions[index], self._input(self.candidates, split.candidates[index], "generate"), progress
+            )
+
+        test = [split for split in splits if split.name == "test"]
+        self._stage("rivals", [(split, self.rivals, split.answers) for split in test], work)
 
     def _read(self, splits: Sequence[Split]) -> None:
         s = self.settings
@@ -299,6 +329,7 @@ class Run:
         work = {
             "generate": [n for sp in splits for n in self._candidate_folder(sp).work(sp.candidates)],
             "score": [note for split in splits for note in self.scores.work(split.scores)],
+            "rivals": self.rivals.work(test.answers) if self.settings.scoring.rivals else [],
             "read": self.answers.work(test.answers),
         }
         return Collected(
@@ -308,6 +339,11 @@ class Run:
             health={split.name: split.health for split in splits},
             candidates=[row for shard in test.candidates for row in self._input(self.candidates, shard, "generate")],
             scores=[row for shard in test.scores for row in self._input(self.scores, shard, "score")],
+            rivals=[
+                row
+                for shard in (test.answers if self.settings.scoring.rivals else [])
+                for row in self._input(self.rivals, shard, "score")
+            ],
             answers=[row for shard in test.answers for row in self._input(self.answers, shard, "read")],
             calibration_scores=[
                 row for shard in (calibration.scores if calibration else []) for row in self._input(self.scores, shard, "score")
@@ -317,11 +353,13 @@ class Run:
                 "questions": {split.name: [shard.input for shard in split.candidates] for split in splits},
                 "candidates": self.candidate_identity,
                 "scores": self.score_identity,
+                "rivals": self.rival_identity,
                 "answers": self.answer_identity,
             },
             shards={
                 "candidates": _names(self.candidates, test.candidates),
                 "scores": _names(self.scores, test.scores),
+                "rivals": _names(self.rivals, test.answers) if self.settings.scoring.rivals else [],
                 "answers": _names(self.answers, test.answers),
             },
             work=work,
@@ -338,6 +376,7 @@ class Collected:
     health: dict[str, Any]
     candidates: Rows
     scores: Rows
+    rivals: Rows
     answers: Rows
     calibration_scores: Rows
     scores_folder: Path

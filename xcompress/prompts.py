@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -50,17 +51,15 @@ def load_template(path: str | Path, required: Mapping[str, Sequence[str]]) -> Te
         required: for each part that must be there, the placeholders that it must hold.
 
     Raises:
-        UsageError: the file is missing, is not a mapping of texts, or lacks a part or a placeholder.
+        UsageError: the file is missing, is not a mapping of texts, lacks a part or a placeholder, or has an unknown one.
     """
     path = Path(path)
-    try:
-        parts = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"prompt file {path} does not exist") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"prompt file {path} is not valid YAML: {str(error).splitlines()[0]}") from None
+    parts = _read_yaml(path, "prompt file")
     if not isinstance(parts, dict) or not all(isinstance(value, str) for value in parts.values()):
         raise UsageError(f"prompt file {path} must hold named texts (name: text), nothing else")
+    unknown = [str(part) for part in parts if part not in required]
+    if unknown:
+        raise UsageError(f"prompt file {path} has an unknown part {unknown[0]!r}; known: {', '.join(required)}")
     for part, placeholders in required.items():
         if part not in parts:
             raise UsageError(f"prompt file {path} lacks the part {part!r}; it has {', '.join(parts)}")
@@ -75,6 +74,17 @@ def load_template(path: str | Path, required: Mapping[str, Sequence[str]]) -> Te
                 f" it may use {', '.join('{' + name + '}' for name in sorted(allowed))}"
             )
     return Template(path, parts)
+
+
+def _read_yaml(path: Path, what: str) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{what} {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{what} {path} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"{what} {path} is not valid YAML: {str(error).splitlines()[0]}") from None
 
 
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {"later": ("evaluation",)}
@@ -100,18 +110,19 @@ def load_demos(path: Path) -> tuple[tuple[str, str], ...]:
     Raises:
         UsageError: the file is missing or an entry lacks one of the two.
     """
-    try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"demonstrations file {path} does not exist") from None
+    entries = _read_yaml(path, "demonstrations file")
     if not isinstance(entries, list):
         raise UsageError(f"demonstrations file {path} must hold a list of {{question, answers}}")
     pairs = []
     for position, entry in enumerate(entries, start=1):
         answers = entry.get("answers") if isinstance(entry, dict) else None
         answer = answers[0] if isinstance(answers, list) and answers else answers
-        if not answer or not entry.get("question"):
+        if answer in (None, "", []) or not entry.get("question"):
             raise UsageError(f"demonstrations file {path}, entry {position}: needs a question and answers")
+        if isinstance(answer, bool):
+            raise UsageError(
+                f"demonstrations file {path}, entry {position}: write a yes or no in quotes (YAML reads true, false)"
+            )
         pairs.append((str(entry["question"]), str(answer)))
     return tuple(pairs)
 
@@ -150,8 +161,9 @@ def encode(tokenizer: Any, text: str, start: bool = True) -> list[int]:
 def chat_ids(tokenizer: Any, system: str, user: str, chat: bool) -> tuple[int, ...]:
     """Token ids of a prompt as the model is to continue it.
 
-    With a chat template: system and user turn and the assistant's tag; where the template refuses a system turn, its text opens
-    the user turn. Without one (or ``chat=False``): system, an empty line, user. The same rule serves every stage and engine.
+    With a chat template: system and user turn and the assistant's tag; where the template refuses a system turn (or leaves it
+    out), its text opens the user turn. Without one (or ``chat=False``): system, an empty line, user. The same rule serves every
+    stage and engine.
     """
     plain = f"{system}\n\n{user}" if system else user
     if not chat:
@@ -159,20 +171,20 @@ def chat_ids(tokenizer: Any, system: str, user: str, chat: bool) -> tuple[int, .
     if not getattr(tokenizer, "chat_template", None):
         _warn_no_template(str(getattr(tokenizer, "name_or_path", "")))
         return tuple(encode(tokenizer, plain))
-    turns = [{"role": "user", "content": user}]
+    text = None
     if system:
-        turns = [{"role": "system", "content": system}, *turns]
-    try:
-        text = _apply(tokenizer, turns)
-    except Exception as error:
-        if not system:
+        with suppress(Exception):  # templates refuse in their own ways
+            text = _apply(tokenizer, {"role": "system", "content": system}, {"role": "user", "content": user})
+    if text is None or system.strip() not in text:
+        try:
+            text = _apply(tokenizer, {"role": "user", "content": plain})
+        except Exception as error:
             raise UsageError(f"the chat template of {tokenizer.name_or_path} fails on a plain user turn: {error}") from error
-        text = _apply(tokenizer, [{"role": "user", "content": plain}])
     return tuple(encode(tokenizer, text))
 
 
-def _apply(tokenizer: Any, turns: list[dict[str, str]]) -> str:
-    return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+def _apply(tokenizer: Any, *turns: dict[str, str]) -> str:
+    return str(tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True))
 
 
 @lru_cache(maxsize=32)
@@ -220,9 +232,16 @@ def fit(build: Callable[[Sequence[Passage]], tuple[int, ...]], passages: Sequenc
 
 # ---- the compressor's output
 
-_EVALUATION = re.compile(r"(?:^|\n)[ \t*#]*Evaluation[ \t*]*:", re.IGNORECASE)
-_LABEL = re.compile(r"^[\s*#]*(?:Updated |New )?Summary[ \t*]*:[*]*\s*", re.IGNORECASE)
-_TAG = re.compile(r"\[?\b(INCOMPLETE|COMPLETE)\b\]?", re.IGNORECASE)
+# "Evaluation:" opens a line (Markdown marks allowed; as a heading also without the colon) or follows the end of a sentence.
+_EVALUATION = re.compile(
+    r"(?:^|\n)[ \t*#_]*Evaluation[ \t*_]*(?::[ \t*_]*|(?=\n))|(?<=[.!?)\]\"'*])[ \t]+[*_]*Evaluation[*_]*:[ \t*_]*",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(r"^[\s*#_]*(?:Updated |New )?Summary[ \t*_]*(?::[*_]*\s*|\n\s*)", re.IGNORECASE)
+_NEXT = re.compile(r"\n[ \t*#_]*(?:(?:Updated |New )?Summary|Evaluation)[ \t*_]*(?::|\n)", re.IGNORECASE)
+# The tag in brackets, in any case; without brackets only in capitals, so that prose ("the list is complete") never decides.
+_TAG = re.compile(r"[ \t]*[*_`]*\[\s*(INCOMPLETE|COMPLETE)\b\s*(?:\][*_`]*\.?|$)", re.IGNORECASE)
+_BARE_TAG = re.compile(r"[ \t]*[*_`]*(?<!NOT )(?<!not )\b(INCOMPLETE|COMPLETE)\b[*_`]*\.?")
 
 
 @dataclass(frozen=True)
@@ -237,13 +256,15 @@ class Parsed:
 def parse_round(text: str) -> Parsed:
     """Split a CompAct-style output (METHOD: summary, then ``Evaluation:`` with [COMPLETE] or [INCOMPLETE]).
 
-    A missing or cut-off evaluation keeps the summary and is "missing", which counts as incomplete.
+    A missing or cut-off evaluation keeps the summary and is "missing", which counts as incomplete. An evaluation with both tags
+    contradicts itself and is incomplete. What follows a further "Summary:" or "Evaluation:" is not read.
     """
     match = _EVALUATION.search(text)
     summary = _LABEL.sub("", text[: match.start()] if match else text).strip()
     if match is None:
         return Parsed(summary, "", "missing")
-    rest = text[match.end() :].strip()
-    tag = _TAG.search(rest)
-    reason = _TAG.sub("", rest).strip()
-    return Parsed(summary, reason, tag.group(1).lower() if tag else "missing")
+    rest = _NEXT.split(text[match.end() :], maxsplit=1)[0].strip()
+    tag = _TAG if _TAG.search(rest) else _BARE_TAG
+    verdicts = {found.lower() for found in tag.findall(rest)}
+    verdict = "incomplete" if "incomplete" in verdicts else "complete" if verdicts else "missing"
+    return Parsed(summary, tag.sub("", rest).strip(), verdict)

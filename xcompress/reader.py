@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,7 @@ class Score:
         first_token: id of its first token.
         nll: mean negative log-likelihood a scored token (nats), or None if no token is scored.
         scored_tokens: tokens in that mean: all where a start token precedes them, else all but the first.
+        token_logprobs: [tokens] log-probability of each token (nats), None for one without predecessor.
         ratio: [start, first] float32, ||mean-pooled||_2 / ||max-pooled||_1 of the penultimate states.
         sps: [start, first, subspace, layer, pooling, energy] float32.
     """
@@ -41,8 +44,32 @@ class Score:
     first_token: int
     nll: float | None
     scored_tokens: int
+    token_logprobs: list[float | None]
     ratio: npt.NDArray[np.float32]
     sps: npt.NDArray[np.float32]
+
+
+def available(loaded: Loaded, subspaces: Mapping[str, SubspaceSettings]) -> dict[str, SubspaceSettings]:
+    """The subspaces that this reader has: an output head that is the embedding says nothing new, and not every family has a
+    query projection of its own. What is left out is logged.
+
+    Raises:
+        UsageError: none is left.
+    """
+    kept = {}
+    for name, entry in subspaces.items():
+        try:
+            matrix = matrix_of(loaded, entry.matrix)
+        except UsageError as error:
+            log.warning("subspace %s left out: %s", name, error)
+            continue
+        if entry.matrix == "output_head" and matrix is matrix_of(loaded, "embedding"):
+            log.info("subspace %s left out: the output head of %s is its embedding", name, loaded.folder.name)
+            continue
+        kept[name] = entry
+    if not kept:
+        raise UsageError(f"{loaded.folder.name} has none of the matrices that scoring.subspaces names")
+    return kept
 
 
 def matrix_of(loaded: Loaded, name: str) -> torch.Tensor:
@@ -60,16 +87,14 @@ def matrix_of(loaded: Loaded, name: str) -> torch.Tensor:
     block = loaded.blocks[-2]
     found = [module for label, module in block.named_modules() if label.rpartition(".")[2] == "q_proj"]
     if len(found) != 1:
-        raise UsageError(
-            f"{loaded.folder.name} has no separate query projection in its blocks; leave q_proj out of scoring.subspaces"
-        )
+        raise UsageError(f"{loaded.folder.name} has no separate query projection in its blocks")
     weight = found[0].weight
     return weight
 
 
 def load_basis(loaded: Loaded, name: str, settings: SubspaceSettings, cache: Path) -> Basis:
     """The basis of a subspace, from ``cache`` (a folder) if these weights and settings were decomposed before."""
-    key = digest([fingerprint(loaded.folder), str(loaded.dtype), settings.matrix, settings.center, 1])
+    key = digest([fingerprint(loaded.folder), str(loaded.dtype), settings.matrix, settings.center, settings.rows, 1])
     path = cache / f"{loaded.folder.name}-{name}-{key}.npz"
     energy_of: Any = settings.energy_of
     if path.exists():
@@ -81,15 +106,16 @@ def load_basis(loaded: Loaded, name: str, settings: SubspaceSettings, cache: Pat
                 )
             check_orthonormal(basis)
             return basis
-        except (ValueError, KeyError, OSError, EOFError) as error:
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
             log.warning("basis %s is damaged (%s): it is computed again", path, error)
     log.info("computing the %s basis of %s", name, loaded.folder.name)
     try:
-        basis = compute_basis(matrix_of(loaded, settings.matrix), settings.center, energy_of)
+        matrix = matrix_of(loaded, settings.matrix)
+        if settings.rows == "tokenizer":
+            matrix = matrix[: len(loaded.tokenizer)]
+        basis = compute_basis(matrix, settings.center, energy_of)
     except ValueError as error:
         raise UsageError(f"{loaded.folder.name}, subspace {name}: {error}") from error
-    import io
-
     buffer = io.BytesIO()
     mean_array = basis.mean.numpy() if basis.mean is not None else np.zeros(0, np.float32)
     np.savez(buffer, vectors=basis.vectors.numpy(), values=basis.values.numpy(), mean=mean_array, rows=basis.rows)
@@ -114,7 +140,8 @@ class TextScorer:
         self.start = start_token(loaded.tokenizer)
         # Without a start token the two rules are the same pass.
         self.rules = [rule for rule in settings.start_token if not rule or self.start is not None] or [False]
-        self.bases = {name: load_basis(loaded, name, entry, cache) for name, entry in settings.subspaces.items()}
+        subspaces = available(loaded, settings.subspaces)
+        self.bases = {name: load_basis(loaded, name, entry, cache) for name, entry in subspaces.items()}
         self.ranks = {name: basis.ranks(settings.energies) for name, basis in self.bases.items()}
         self.bases = {
             name: Basis(b.vectors.to(loaded.device), b.values, b.mean, b.rows, b.energy_of) for name, b in self.bases.items()
@@ -141,7 +168,7 @@ class TextScorer:
         present = [index for index, tokens in enumerate(ids) if tokens]
         sps: Mapping[int, list[npt.NDArray[np.float32]]] = {index: [] for index in present}
         ratios: Mapping[int, list[npt.NDArray[np.float32]]] = {index: [] for index in present}
-        nll: dict[int, tuple[float | None, int]] = {}
+        nll: dict[int, tuple[float | None, int, list[float | None]]] = {}
         for rule in self.rules:
             start = [self.start] if rule and self.start is not None else []
             # With a start token its own state opens the text: "first token" is then the start token.
@@ -150,7 +177,9 @@ class TextScorer:
                 sps[index].append(self._sps(forward.pooled))
                 ratios[index].append(_ratio(forward.pooled[:, self.blocks - 1]))
                 if bool(start) or index not in nll:
-                    nll[index] = (mean_nll(forward.token_logprobs), len(forward.token_logprobs))
+                    logprobs = forward.token_logprobs.tolist()
+                    unscored: list[float | None] = [None] * (len(ids[index]) - len(logprobs))
+                    nll[index] = (mean_nll(forward.token_logprobs), len(logprobs), unscored + logprobs)
                 if progress is not None:
                     progress(len(ids[index]))
         return [

@@ -22,7 +22,10 @@ def read_corpus(path: Path) -> list[Passage]:
         if not isinstance(row, dict) or not (row.get("text") or row.get("contents")):
             keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
             raise UsageError(f"{path}, {record.where}: a corpus row needs a text; it has {keys}")
-        passages.append(Passage(text_of(row.get("title") or ""), text_of(row.get("text") or row["contents"])))
+        try:
+            passages.append(Passage(text_of(row.get("title")), text_of(row.get("text") or row["contents"])))
+        except UsageError as error:
+            raise UsageError(f"{path}, {record.where}: {error}") from None
     if not passages:
         raise UsageError(f"corpus {path} is empty")
     return passages
@@ -36,21 +39,22 @@ class BM25:
 
         self.passages = list(passages)
         self._index = bm25s.BM25()
-        self._index.index(self._tokens([f"{p.title} {p.text}" for p in passages]), show_progress=False)
+        self._index.index(self._tokens([f"{p.title} {p.text}" for p in passages], blank=""), show_progress=False)
 
     def search(self, queries: Sequence[str], count: int) -> list[list[Passage]]:
         """The ``count`` best passages of each query, best first."""
         count = min(count, len(self.passages))
-        found, _ = self._index.retrieve(self._tokens(queries), k=count, show_progress=False)
+        found, _ = self._index.retrieve(self._tokens(queries, blank=" "), k=count, show_progress=False)
         return [[self.passages[int(index)] for index in row] for row in found]
 
     @staticmethod
-    def _tokens(texts: Sequence[str]) -> list[list[str]]:
+    def _tokens(texts: Sequence[str], blank: str) -> list[list[str]]:
         import bm25s
 
         tokens: list[list[str]] = bm25s.tokenize(list(texts), stopwords="en", return_ids=False, show_progress=False)
-        # A query of stop words alone finds nothing; one token that no passage has keeps its place in the batch.
-        return [words or [""] for words in tokens]
+        # A text of stop words alone has no tokens; ``blank`` keeps its place. In a query it is no token of any passage: bm25s
+        # ignores unknown ones, but fails on "" (it gives it a number beyond its own table where no passage is blank).
+        return [words or [blank] for words in tokens]
 
 
 def add_passages(questions: Sequence[Question], corpus: Path, count: int) -> list[Question]:

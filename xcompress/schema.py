@@ -93,9 +93,24 @@ SCORES = pa.schema(
         ("tokens", pa.int32()),  # summary tokens under the reader, no start token
         ("nll", pa.float64()),  # mean negative log-likelihood a token, nats; null if no token is scored
         ("scored_tokens", pa.int32()),  # tokens in that mean
+        ("token_logprobs", pa.list_(pa.float32())),  # of each summary token, nats; null for one without predecessor
         ("first_token", pa.int32()),  # id of the summary's first token
         ("ratio", pa.list_(pa.float32())),  # concentration ratio, axes as in axes.json: start token x first token pooled
         ("sps", pa.list_(pa.float32())),  # SPS flattened, axes as in axes.json
+    ]
+)
+
+RIVALS = pa.schema(
+    [
+        ("question_id", pa.string()),
+        ("candidate", pa.int16()),
+        ("long_logprobs", pa.list_(pa.float32())),  # of each summary token after passages and question, nats
+        ("question_logprob_sum", pa.float64()),  # log p(question | summary), nats
+        ("question_tokens", pa.int32()),  # tokens in that sum
+        ("context_tokens", pa.int32()),  # length of passages and question
+        ("context_tokens_removed", pa.int32()),  # passage tokens left out to fit the reader
+        ("longppl_forward_tokens", pa.int32()),  # tokens through the reader for LongPPL, context counted for each candidate
+        ("question_forward_tokens", pa.int32()),  # the same for the question likelihood
     ]
 )
 

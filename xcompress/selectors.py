@@ -36,8 +36,11 @@ def oracle(f1: Sequence[float], em: Sequence[float]) -> int:
 
 
 def majority(answers: Sequence[str]) -> int:
-    """Position of the first candidate that gives the most frequent (normalised) answer; ties to the lowest index."""
-    counts = {answer: answers.count(answer) for answer in answers}
+    """Position of the first candidate that gives the most frequent (normalised) answer; ties to the lowest index.
+
+    A blank answer is no vote: it wins only where all are blank.
+    """
+    counts = {answer: answers.count(answer) if answer else 0 for answer in answers}
     return max(range(len(answers)), key=lambda index: (counts[answers[index]], -index))
 
 
@@ -53,4 +56,4 @@ def gate_threshold(ratios: Sequence[float | None] | Floats, share: float) -> flo
 
 def gate_skips(ratio: float | None, threshold: float) -> bool:
     """Whether sampling is skipped: the initial summary's ratio lies above the threshold (an unscored one never does)."""
-    return ratio is not None and bool(np.isfinite(ratio)) and ratio > threshold
+    return ratio is not None and bool(np.isfinite(ratio)) and float(ratio) > threshold

@@ -10,7 +10,8 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from xcompress.forward import POOLINGS
 from xcompress.schema import UsageError
@@ -40,6 +41,10 @@ class ReaderSettings(ModelSettings):
     max_new_tokens: int = 32
     batch_tokens: int = 4096
 
+    def __post_init__(self) -> None:
+        _positive("reader.max_new_tokens", self.max_new_tokens)
+        _positive("reader.batch_tokens", self.batch_tokens)
+
 
 @dataclass(frozen=True)
 class CompressorSettings(ModelSettings):
@@ -56,6 +61,8 @@ class CompressorSettings(ModelSettings):
         _choice("compressor.judge", self.judge, ("generated", "scored", "fixed"))
         _positive("compressor.max_rounds", self.max_rounds)
         _positive("compressor.max_new_tokens", self.max_new_tokens)
+        if self.repetition_penalty <= 0:
+            raise UsageError("compressor.repetition_penalty must be above 0; 1 is neutral")
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,10 @@ class DatasetSettings:
     def __post_init__(self) -> None:
         _positive("dataset.passages", self.passages)
         _positive("dataset.segment_size", self.segment_size)
+        if self.calibration_limit is not None:
+            _positive("dataset.calibration_limit", self.calibration_limit)
+        if self.calibration_holdout < 0:
+            raise UsageError("dataset.calibration_holdout must be 0 or more")
         if self.calibration_path and self.calibration_holdout:
             raise UsageError("set dataset.calibration_path or dataset.calibration_holdout, not both")
 
@@ -101,20 +112,21 @@ class DatasetSettings:
         """
         if not self.path:
             raise UsageError(f"dataset={self.name} needs a file: {self.how_to_get} Then set dataset.path=FILE")
-        return SourceSettings(self._existing("dataset.path", self.path), self.format, self.columns, self.corpus)
+        return self._source("dataset.path", self.path)
 
     def calibration(self) -> SourceSettings | None:
         """The calibration file, or None where there is none."""
         if not self.calibration_path:
             return None
-        path = self._existing("dataset.calibration_path", self.calibration_path)
-        return SourceSettings(path, self.format, self.columns, self.corpus)
+        return self._source("dataset.calibration_path", self.calibration_path)
 
-    def _existing(self, key: str, path: str) -> str:
+    def _source(self, key: str, path: str) -> SourceSettings:
         if not Path(path).exists():
             hint = f" {self.how_to_get}" if self.how_to_get else ""
             raise UsageError(f"{key}: {path} does not exist.{hint}")
-        return path
+        if self.corpus and not Path(self.corpus).exists():
+            raise UsageError(f"dataset.corpus: {self.corpus} does not exist")
+        return SourceSettings(path, self.format, self.columns, self.corpus)
 
 
 @dataclass(frozen=True)
@@ -163,8 +175,10 @@ class SubspaceSettings:
     matrix: str
     center: bool = False
     energy_of: str = "values"
+    rows: str = "all"
 
     def __post_init__(self) -> None:
+        _choice("scoring.subspaces.*.rows", self.rows, ("all", "tokenizer"))
         _choice("scoring.subspaces.*.matrix", self.matrix, MATRICES)
         _choice("scoring.subspaces.*.energy_of", self.energy_of, ("values", "squares"))
 
@@ -176,6 +190,7 @@ class ScoringSettings:
     subspaces: Mapping[str, SubspaceSettings]
     energies: Sequence[float]
     start_token: Sequence[bool] = (False, True)
+    rivals: bool = True
 
     def __post_init__(self) -> None:
         if not self.energies or not all(0 < energy <= 1 for energy in self.energies):
@@ -270,7 +285,7 @@ def from_config(config: Mapping[str, Any]) -> Settings:
 
 
 def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
-    """``kind(**values)``, with one sentence for unknown or missing keys."""
+    """``kind(**values)``, with one sentence for unknown or missing keys and for values of the wrong type."""
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     prefix = f"{where}." if where else ""
     for key in values:
@@ -282,7 +297,37 @@ def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
         required = entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
         if required and name not in values:
             raise UsageError(f"setting {prefix}{name} is missing")
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        if not _fits(value, hints[name]):
+            raise UsageError(f"{prefix}{name} must be {_in_words(hints[name])}, not {value!r}")
     return kind(**values)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value from YAML or the command line has the type of its field ("no" is a text there, not false)."""
+    kind, arguments = get_origin(hint) or hint, get_args(hint)
+    if hint is Any:
+        return True
+    if kind is UnionType:
+        return any(_fits(value, argument) for argument in arguments)
+    if kind is Mapping:
+        return isinstance(value, Mapping) and all(_fits(inner, arguments[1]) for inner in value.values())
+    if kind is Sequence:
+        return isinstance(value, list | tuple) and all(_fits(inner, arguments[0]) for inner in value)
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _in_words(hint: Any) -> str:
+    kind, arguments = get_origin(hint) or hint, get_args(hint)
+    if kind is UnionType:
+        return " or ".join(map(_in_words, arguments))
+    if kind is Sequence:
+        return f"a list (each entry {_in_words(arguments[0])})"
+    words = {str: "text (in quotes)", bool: "true or false", int: "a whole number", float: "a number", type(None): "null"}
+    return words.get(kind, "a mapping")
 
 
 def _choice(key: str, value: str, known: Sequence[str]) -> None:

@@ -84,11 +84,12 @@ class StageFolder:
             for path in sorted(self.path.glob("*.parquet")):
                 self._listing.setdefault(path.name.rpartition("-")[0], []).append(path)
         for path in self._listing.get(shard.stem, []):
-            if path.exists() and content_digest(path.read_bytes()) == path.stem.rpartition("-")[2]:
+            if not path.exists():
+                continue
+            if content_digest(path.read_bytes()) == path.stem.rpartition("-")[2]:
                 return path
             log.warning("shard %s is damaged: it is set aside and computed again", path)
-            if path.exists():
-                path.replace(path.with_suffix(".damaged"))
+            path.replace(path.with_suffix(".damaged"))
         return None
 
     def write(self, shard: Shard, rows: Sequence[Mapping[str, Any]], note: Mapping[str, Any] | None = None) -> Path:
@@ -105,8 +106,11 @@ class StageFolder:
         if self._listing is not None:
             self._listing.setdefault(shard.stem, []).append(path)
         if note is not None:
-            with (self.path / "work.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"shard": shard.stem, **note}) + "\n")
+            with (self.path / "work.jsonl").open("ab+") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - 1))
+                torn = file.read(1) not in (b"", b"\n")  # by a kill; the new note must not be lost with the old one
+                file.write((b"\n" if torn else b"") + json.dumps({"shard": shard.stem, **note}).encode() + b"\n")
         return path
 
     def read(self, shard: Shard) -> list[dict[str, Any]]:

@@ -60,7 +60,7 @@ class Generation:
 
 
 Progress = Callable[[int], None]
-"""Called with the number of tokens just generated."""
+"""Called with the number of tokens just drawn, stop tokens included."""
 
 
 @runtime_checkable
@@ -79,8 +79,16 @@ class Engine(Protocol):
         """
         ...
 
+    def token_logprobs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+        """Log-probability (nats) of each continuation token given its context and the tokens before it.
+
+        Args:
+            pairs: context and continuation as token ids, neither empty.
+        """
+        ...
+
     def loglikelihood(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
-        """Sum of log-probabilities (nats) of each continuation given its context, both as token ids, neither empty."""
+        """Sums of :meth:`token_logprobs`."""
         ...
 
 
@@ -107,3 +115,5 @@ def check_length(request: Request, max_context: int) -> None:
         )
     if not request.prompt:
         raise UsageError("an empty prompt cannot be continued by a model whose tokenizer has no start token")
+    if request.max_new_tokens < 1:
+        raise UsageError(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+
+_LARGEST = 512  # rows of a group; bounds the search, and no batch is larger
 
 
 @dataclass(frozen=True)
@@ -30,31 +33,39 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def share_prefixes(prompts: Sequence[Sequence[int]], caps: Sequence[int] | None = None) -> list[Group]:
-    """Group prompts so that the tokens saved by computing each group's prefix once are as many as a greedy pass can find.
+    """Group prompts so that computing each group's prefix once saves the most tokens.
 
-    Prompts are sorted, so those with a long common prefix are neighbours; a group grows while that saves more tokens than it
-    loses by shortening the group's prefix. A row keeps at least one token of its own (its state gives the first prediction);
-    ``caps`` limits the prefix of each prompt further.
+    Prompts are sorted, so those with a long common prefix are neighbours; among all ways to cut the sorted list into groups
+    (of at most ``_LARGEST`` rows) the one that saves most is found by dynamic programming. A row keeps at least one token of
+    its own (its state gives the first prediction); ``caps`` limits the prefix of each prompt further.
     """
     order = sorted(range(len(prompts)), key=lambda index: (tuple(prompts[index]), index))
-    limit = [len(prompt) - 1 for prompt in prompts]
+    limit = [len(prompts[index]) - 1 for index in order]
     if caps is not None:
-        limit = [min(own, cap) for own, cap in zip(limit, caps, strict=True)]
+        limit = [min(own, caps[index]) for own, index in zip(limit, order, strict=True)]
+    with_previous = [0, *(common_prefix(prompts[left], prompts[right]) for left, right in pairwise(order))]
+    best = [0]  # best[n]: most tokens saved by grouping the first n rows
+    cut = [0]  # cut[n]: where the last of those groups starts
+    for end in range(1, len(order) + 1):
+        saved, start = best[end - 1], end - 1
+        prefix = limit[end - 1]
+        for at in range(end - 2, max(-1, end - 1 - _LARGEST), -1):
+            prefix = min(prefix, limit[at], with_previous[at + 1])
+            if prefix <= 0:
+                break
+            gain = best[at] + prefix * (end - at - 1)
+            if gain >= saved:  # of equal savings the larger group: fewer, larger passes
+                saved, start = gain, at
+        best.append(saved)
+        cut.append(start)
     groups: list[Group] = []
-    members: list[int] = []
-    prefix = 0
-    for index in order:
-        if members:
-            shared = min(prefix, limit[index], common_prefix(prompts[members[0]], prompts[index]))
-            if shared > 0 and shared * len(members) >= prefix * (len(members) - 1):
-                members.append(index)
-                prefix = shared
-                continue
-            groups.append(Group(prefix, tuple(members)))
-        members, prefix = [index], limit[index]
-    if members:
-        groups.append(Group(prefix, tuple(members)))
-    return groups
+    end = len(order)
+    while end:
+        members = range(cut[end], end)
+        common = min([limit[at] for at in members] + [with_previous[at] for at in members[1:]])
+        groups.append(Group(common, tuple(order[at] for at in members)))
+        end = cut[end]
+    return groups[::-1]
 
 
 def batches(

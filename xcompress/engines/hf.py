@@ -7,6 +7,7 @@ the previous summary, and reading prompts that all start with the same demonstra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from xcompress.checkpoint import Loaded, load, stop_ids
 from xcompress.engines.base import Draw, Generation, Progress, Request, check_length
 from xcompress.engines.grouping import Group, batches, share_prefixes
 from xcompress.engines.sampling import choose, penalise, uniforms
+from xcompress.schema import UsageError
 
 _COMPACT = 0.75  # rows are re-packed when at most this share of them is still generating
 
@@ -85,15 +87,19 @@ class HFEngine:
             results[row.request].append(Generation(self._text(row), tuple(row.tokens), row.finish_reason, row.logprob_sum))
         return results
 
-    @torch.inference_mode()
     def loglikelihood(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+        """See :class:`xcompress.engines.base.Engine`."""
+        return [math.fsum(logprobs) for logprobs in self.token_logprobs(pairs)]
+
+    @torch.inference_mode()
+    def token_logprobs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """See :class:`xcompress.engines.base.Engine`."""
         for context, continuation in pairs:
             if not context or not continuation:
                 raise ValueError("context and continuation must both hold at least one token")
             check_length(Request(tuple(context), (), len(continuation)), self.max_context)
         texts = [(*context, *continuation[:-1]) for context, continuation in pairs]
-        sums = [0.0] * len(pairs)
+        found: list[list[float]] = [[] for _ in pairs]
         # The last context token stays in the suffix: its state predicts the first continuation token.
         groups = share_prefixes(texts, [len(context) - 1 for context, _ in pairs])
         for batch in self._batches(groups, texts, [0] * len(texts)):
@@ -104,8 +110,9 @@ class HFEngine:
                     first = len(context) - 1 - group.prefix
                     row = states[at * plan.rows_per_group + offset, first : first + len(continuation)]
                     target = torch.tensor(list(continuation), device=row.device)[:, None]
-                    sums[index] = float(self.loaded.logits(row).log_softmax(-1).gather(1, target).double().sum())
-        return sums
+                    found[index] = self.loaded.logits(row).log_softmax(-1).gather(1, target).squeeze(1).double().tolist()
+                    self._check_finite(math.fsum(found[index]), f"pair {index}")
+        return found
 
     def _batches(
         self, groups: Sequence[Group], prompts: Sequence[Sequence[int]], limits: Sequence[int]
@@ -134,7 +141,8 @@ class HFEngine:
         starts = prefix_lengths.repeat_interleave(per_group)
         # Generated tokens follow the row's own last prompt token, whatever column they are stored in.
         offsets = torch.where(capacity < width, capacity, capacity - width + lengths[:, None])
-        plan.suffix_positions = starts[:, None] + offsets
+        # Padding and rows that have ended would run past the last learned position; nobody reads them.
+        plan.suffix_positions = (starts[:, None] + offsets).clamp_max(self.max_context - 1)
         with use(plan):
             at = 0
             while int(prefix_lengths.max()) > 0 and at < len(batch):
@@ -171,21 +179,21 @@ class HFEngine:
         logits = self.loaded.logits(states[torch.arange(len(slots)), lengths - 1])
         del states
         noise = {id(row): uniforms(row.draw, row.limit) for row in slots if row and row.draw.temperature > 0}
-        penalty = max((row.penalty for row in slots if row), default=1.0)
-        seen = self._seen(slots, logits.shape[1]) if penalty != 1.0 else None
+        seen = self._seen(slots, logits.shape[1]) if any(row.penalty != 1.0 for row in slots if row) else None
         for step in range(limit):
             tokens, logprobs = self._next(logits, slots, noise, seen, step)
-            live = 0
+            drawn = live = 0
             for at, row in enumerate(slots):
                 if row is None:
                     continue
+                drawn += 1
                 self._append(row, int(tokens[at]), float(logprobs[at]))
                 if row.finish_reason:
                     slots[at] = None
                 else:
                     live += 1
             if progress is not None:
-                progress(live)
+                progress(drawn)
             if not live:
                 return
             if live <= _COMPACT * len(slots):
@@ -212,7 +220,7 @@ class HFEngine:
         """Next token [R] of every slot and its log-probability [R] under the model itself."""
         adjusted = logits
         if seen is not None:
-            penalty = max(row.penalty for row in slots if row)
+            penalty = torch.tensor([row.penalty if row else 1.0 for row in slots], device=logits.device)
             adjusted = penalise(logits, seen, penalty)
         uniform = torch.tensor([noise[id(row)][step] if row and id(row) in noise else 0.0 for row in slots])
         draws = [row.draw if row else Draw() for row in slots]
@@ -228,15 +236,20 @@ class HFEngine:
         return seen
 
     def _append(self, row: _Row, token: int, logprob: float) -> None:
-        row.logprob_sum += logprob
+        self._check_finite(logprob, f"request {row.request}")
         if token in self.stop_ids:
             row.finish_reason = "stop"
             return
         row.tokens.append(token)
+        row.logprob_sum += logprob
         if row.stop and any(stop in self._decode(row.tokens) for stop in row.stop):
             row.finish_reason = "stop"
         elif len(row.tokens) >= row.limit:
             row.finish_reason = "length"
+
+    def _check_finite(self, logprob: float, where: str) -> None:
+        if not math.isfinite(logprob):
+            raise UsageError(f"{where}: {self.loaded.folder.name} gives non-finite logits in {self.loaded.dtype}; use float32")
 
     def _text(self, row: _Row) -> str:
         text = self._decode(row.tokens)

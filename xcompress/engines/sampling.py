@@ -17,10 +17,9 @@ def uniforms(draw: Draw, count: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(draw.seed)).random(count)
 
 
-def penalise(logits: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.Tensor:
-    """Repetition penalty on [R, V] logits where ``seen`` [R, V] (bool): positive ones divided, negative ones multiplied."""
-    if penalty == 1.0:
-        return logits
+def penalise(logits: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
+    """Repetition penalty [R] on [R, V] logits where ``seen`` [R, V] (bool): positive ones divided, negative ones multiplied."""
+    penalty = penalty[:, None]
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
@@ -41,20 +40,28 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw], uniform: torch.Tensor) -
     scaled = logits[index] / temperature
     total = scaled.double().logsumexp(-1, keepdim=True)
     values, order = scaled.topk(min(_NUCLEUS, scaled.shape[1]), dim=-1)
-    picked = _inverse_cdf((values.double() - total).exp(), top_p, uniform[index])
-    too_small = ((values.double() - total).exp().sum(-1) < top_p).nonzero().flatten()
-    chosen = order.gather(1, picked[:, None]).squeeze(1)
+    probabilities = (values.double() - total).exp()
+    chosen = _inverse_cdf(probabilities, order, top_p, uniform[index])
+    too_small = (probabilities.sum(-1) < top_p).nonzero().flatten()
     if len(too_small):
         values, order = scaled[too_small].sort(dim=-1, descending=True, stable=True)
-        picked = _inverse_cdf((values.double() - total[too_small]).exp(), top_p[too_small], uniform[index][too_small])
-        chosen[too_small] = order.gather(1, picked[:, None]).squeeze(1)
+        probabilities = (values.double() - total[too_small]).exp()
+        chosen[too_small] = _inverse_cdf(probabilities, order, top_p[too_small], uniform[index][too_small])
     tokens[index] = chosen
     return tokens
 
 
-def _inverse_cdf(probabilities: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """[R] ranks drawn from descending [R, M] probabilities cut at ``top_p`` [R]."""
-    cumulative = probabilities.cumsum(-1)
-    nucleus = (cumulative < top_p[:, None]).sum(-1).clamp_max(cumulative.shape[1] - 1)  # rank of the last token inside
-    mass = cumulative.gather(1, nucleus[:, None])
-    return torch.minimum((cumulative <= uniform.double()[:, None] * mass).sum(-1), nucleus)
+def _inverse_cdf(probabilities: torch.Tensor, order: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """[R] tokens drawn from descending [R, M] probabilities of tokens ``order`` [R, M], cut at ``top_p`` [R].
+
+    The cumulative sum runs in the order of token ids, not of ranks: two nearly equal tokens that change rank under rounding
+    (another batch, another kernel) then leave every other boundary where it was.
+    """
+    before = probabilities.cumsum(-1) - probabilities
+    kept = probabilities.masked_fill(before >= top_p[:, None], 0.0)  # the smallest set that reaches top_p
+    ids, by_id = order.sort(dim=-1)
+    cumulative = kept.gather(1, by_id).cumsum(-1)
+    place = (cumulative <= uniform.double()[:, None] * cumulative[:, -1:]).sum(-1)
+    # u < 1, so a kept token follows; rounding at the very end could point past the last one with any mass.
+    last = cumulative.shape[1] - 1 - (kept.gather(1, by_id).flip(-1) > 0).double().argmax(-1)
+    return ids.gather(1, torch.minimum(place, last)[:, None]).squeeze(1)

@@ -55,6 +55,8 @@ class Compressor:
         self.generation = generation
         self.segment_size = segment_size
         self.seed = seed
+        self._lead = tuple(encode(tokenizer, "\nEvaluation: ", start=False))
+        self._tags = [tuple(encode(tokenizer, tag, start=False)) for tag in _TAGS]
 
     def candidates(
         self, questions: Sequence[Question], sampled: bool = True, progress: Progress | None = None
@@ -140,6 +142,8 @@ class Compressor:
             return chat_ids(self.tokenizer, self.template["system"], user, self.settings.chat)
 
         budget = self.engine.max_context - self.settings.max_new_tokens
+        if self.settings.judge == "scored":  # the tags are scored after the prompt and the output
+            budget -= len(self._lead) + max(map(len, self._tags))
         return _named(question, lambda: fit(build, self._segments(question)[number - 1], budget))
 
     def _judge(self, outputs: Sequence[tuple[Fitted, Generation]]) -> list[Parsed]:
@@ -150,10 +154,8 @@ class Compressor:
         if self.settings.judge == "fixed":
             return parsed
         # "scored": which tag is likelier after the output and "Evaluation:"? One short step on the prompt's tokens.
-        lead = tuple(encode(self.tokenizer, "\nEvaluation: ", start=False))
-        tags = [tuple(encode(self.tokenizer, tag, start=False)) for tag in _TAGS]
-        contexts = [(*prompt.ids, *generation.tokens, *lead) for prompt, generation in outputs]
-        scores = self.engine.loglikelihood([(context, tag) for context in contexts for tag in tags])
+        contexts = [(*prompt.ids, *generation.tokens, *self._lead) for prompt, generation in outputs]
+        scores = self.engine.loglikelihood([(context, tag) for context in contexts for tag in self._tags])
         complete = [scores[2 * at] > scores[2 * at + 1] for at in range(len(outputs))]
         return [Parsed(p.summary, "", "complete" if yes else "incomplete") for p, yes in zip(parsed, complete, strict=True)]
 

@@ -22,22 +22,27 @@ VERSION = 1  # raise when the rows of this stage change
 
 def identity(source: SourceSettings, passages: int) -> dict[str, Any]:
     """Everything that changes the questions: the files' content and the settings."""
+    path = Path(source.path)
+    files = [path]
+    if source.format == "beir" and path.is_file():  # a file of judgements; its questions and titles lie in the folder above
+        files += [file for name in ("queries.jsonl", "corpus.jsonl") if (file := path.parent.parent / name).exists()]
     return {
         "stage": "questions",
         "version": VERSION,
         "format": source.format,
         "columns": dict(source.columns) if source.columns else None,
         "passages": passages,
-        "file": file_digest(Path(source.path)),
+        "files": [file_digest(file) for file in files],
         "corpus": file_digest(Path(source.corpus)) if source.corpus else None,
     }
 
 
 def file_digest(path: Path) -> str:
-    """Digest of a file's bytes (of a folder: of its files' names and bytes)."""
+    """Digest of a file's bytes and ending, which says how they are read (of a folder: of its files' names and bytes)."""
     digest = blake2b(digest_size=16)
     for part in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
-        digest.update(part.name.encode())
+        name = part.relative_to(path).as_posix() if path.is_dir() else part.suffix.lower()
+        digest.update(f"{name}\0{part.stat().st_size}\0".encode())
         with part.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
@@ -61,8 +66,9 @@ def load(
             questions.append(replace(item, passages=item.passages[:passages]))
     questions = questions[skip:]
     if not questions:
-        why = f" (all {len(problems)} rows are unusable; the first: {problems[0].reason})" if problems else ""
-        raise UsageError(f"{source.path} gives no questions{why}")
+        why = f" (all {len(problems)} rows are unusable; the first: {problems[0].reason})" if problems and not skip else ""
+        after = f" after the first {skip}, which are held out for calibration" if skip else ""
+        raise UsageError(f"{source.path} gives no questions{after}{why}")
     if source.corpus:
         questions = add_passages(questions, Path(source.corpus), passages)
     bare = [question.id for question in questions if not question.passages]

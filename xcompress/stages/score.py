@@ -29,6 +29,7 @@ def score(candidates: Sequence[dict[str, Any]], scorer: TextScorer, progress: Pr
                 "tokens": result.tokens,
                 "nll": result.nll,
                 "scored_tokens": result.scored_tokens,
+                "token_logprobs": result.token_logprobs,
                 "first_token": result.first_token,
                 "ratio": result.ratio.ravel(),
                 "sps": result.sps.ravel(),
