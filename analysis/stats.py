@@ -362,6 +362,35 @@ def within_group_pearson(
     return _cluster_bootstrap(sums, _correlation, level, resamples, seed, **counts)
 
 
+def within_correlation_difference(
+    first: Array, second: Array, y: Array, groups: Array, *, seed: int, level: float = 0.95, resamples: int = 10_000
+) -> Estimate:
+    """r(first, y) - r(second, y) within groups, as `within_group_pearson`, both over the same rows and the same resamples.
+
+    Groups in which any of the three is constant are left out and counted. For "which of two metrics tracks quality better".
+    """
+    columns, codes, dropped = _complete([first, second, y], groups)
+    sizes = np.bincount(codes)
+    varies = np.ones(sizes.size, dtype=bool)
+    centred = []
+    for column in columns:
+        centred.append(column - (np.bincount(codes, column) / sizes)[codes])
+        scale = np.sqrt(np.bincount(codes, column * column))
+        varies &= np.sqrt(np.bincount(codes, centred[-1] ** 2)) > RELATIVE_ZERO * np.maximum(scale, 1e-300)
+    kept, groups_kept = varies[codes], int(varies.sum())
+    counts = {"n": int(kept.sum()), "dropped": dropped, "groups_left_out": sizes.size - groups_kept}
+    if counts["n"] - groups_kept < 2:
+        reason = f"{counts['n']} rows in {groups_kept} groups that vary on all sides, 2 more rows than groups needed"
+        return Estimate(None, None, None, groups=groups_kept, reason=reason, **counts)
+    rows = np.stack(centred, axis=1)[kept]
+    sums = _group_products(rows / rows.std(axis=0), codes[kept])
+
+    def difference(products: Floats) -> Floats:
+        return _correlation(products[:, [0, 2]][:, :, [0, 2]]) - _correlation(products[:, [1, 2]][:, :, [1, 2]])
+
+    return _cluster_bootstrap(sums, difference, level, resamples, seed, **counts)
+
+
 def binned_pearson(
     x: Array,
     y: Array,

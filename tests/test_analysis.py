@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from pools import COST, EM, F1, NAN, SPS, TOKENS, pool, settings
 
-from analysis import ablations, correlation, specification
+from analysis import ablations, correlation, publish, specification, verdicts
 from analysis.load import Quality
-from analysis.stats import clustered_pearson
+from analysis.stats import Estimate, clustered_pearson
+from analysis.table1 import choose
+from xcompress.schema import UsageError
 from xcompress.selectors import lowest
 
 
@@ -145,3 +147,36 @@ def test_files_are_written(tmp_path: Path) -> None:
         module.write(pool(), settings(), tmp_path, "note")
         assert first == {suffix: (tmp_path / f"{name}.{suffix}").read_bytes() for suffix in first}
     assert TOKENS[1, 1] == 0  # the blank candidate that the tables above had to live with
+
+
+def test_verdicts_take_the_papers_side(tmp_path: Path) -> None:
+    """Intervals above 0 are REPRODUCED, below CONTRADICTED, else INCONCLUSIVE; no figure is NOT RUN."""
+    s = settings()
+    found = {v.claim: v for v in verdicts.verdicts(pool(), s, choose(pool(), s))}
+    best = found["max pooling beats mean pooling (EM)"]  # 100, 100, 100 against 0, 100, 0
+    assert best.estimate.value == pytest.approx(200 / 3) and best.label == verdicts._label(best.estimate)
+    assert found["SPS tracks EM better than LongPPL within a question"].label == "NOT RUN"
+    assert verdicts._label(Estimate(1.0, 0.1, 2.0, 9)) == "REPRODUCED"
+    assert verdicts._label(Estimate(-1.0, -2.0, -0.1, 9)) == "CONTRADICTED"
+    assert verdicts._label(Estimate(1.0, 0.0, 2.0, 9)) == verdicts._label(Estimate(1.0, None, None, 1)) == "INCONCLUSIVE"
+    none = pool(labelled=np.zeros(3, bool), quality=Quality(EM * NAN, F1 * NAN, EM * NAN))
+    assert {v.label for v in verdicts.verdicts(none, s, choose(none, s))} == {"NOT RUN"}
+    verdicts.write(list(found.values()), s, tmp_path, "note")
+    rows = json.loads((tmp_path / "verdicts.json").read_text(), parse_constant=pytest.fail)["rows"]
+    assert len(rows) == len(found) == 15
+
+
+def test_publishing_copies_numbers_and_no_text(tmp_path: Path) -> None:
+    """Tables, figures and records are copied below reader and data set; candidates stay; the summary has every run."""
+    s = settings()
+    folder = tmp_path / "run"
+    verdicts.write(verdicts.verdicts(pool(), s, choose(pool(), s)), s, folder, "note")
+    (folder / "table1.json").write_text(json.dumps({"reader": "r", "dataset": "d"}))
+    (folder / "candidates.parquet").write_bytes(b"text")
+    target = publish.publish(folder, tmp_path / "results")
+    assert target == tmp_path / "results" / "r" / "d"
+    assert {path.name for path in target.iterdir()} == {"table1.json", "verdicts.md", "verdicts.csv", "verdicts.json"}
+    summary = (tmp_path / "results" / "verdicts.md").read_text()
+    assert "r/d" in summary and "max pooling beats mean pooling" in summary
+    with pytest.raises(UsageError, match=r"no table1\.json"):
+        publish.publish(tmp_path, tmp_path / "results")

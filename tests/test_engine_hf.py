@@ -411,3 +411,18 @@ def test_non_finite_stops_with_the_request(model_folder: Callable[[str], Path]) 
             engine.loglikelihood([((1, 5), (6,)), ((1, 77), (6,))])
     finally:
         weight[77] = before
+
+
+@pytest.mark.parametrize("budget", [1, 5, 12, 40, 10_000])
+def test_chunks_cover_every_row_once(budget: int) -> None:
+    """Whole groups while they fit the budget, else parts of one group; the rows of a chunk belong to its groups."""
+    lengths, per_group = [3, 4, 2, 9, 9, 9, 1, 1, 1, 5, 2, 2], 3
+    seen: list[int] = []
+    for chunk in hf._chunks(lengths, per_group, budget):
+        rows = list(range(chunk.rows.start, chunk.rows.stop))
+        groups = list(range(chunk.groups.start, chunk.groups.stop))
+        assert len(rows) == len(groups) * chunk.per_group
+        assert {row // per_group for row in rows} == set(groups)
+        assert len(rows) == 1 or len(rows) * max(lengths[row] for row in rows) <= budget
+        seen += rows
+    assert seen == list(range(len(lengths)))

@@ -85,14 +85,14 @@ def test_strangers_and_single_tokens_share_nothing() -> None:
 
 
 @quick
-@given(prompt_lists(), st.integers(1, 60), st.integers(1, 30), st.data())
-def test_batches(prompts: list[tuple[int, ...]], cache: int, prefill: int, data: st.DataObject) -> None:
-    """Every row once, with its group's prefix; the padded batch stays within both budgets unless it is a single row."""
+@given(prompt_lists(), st.integers(1, 60), st.data())
+def test_batches(prompts: list[tuple[int, ...]], cache: int, data: st.DataObject) -> None:
+    """Every row once, with its group's prefix; the padded batch stays within its memory unless it is a single row."""
     new = data.draw(st.lists(st.integers(0, 9), min_size=len(prompts), max_size=len(prompts)))
     groups = share_prefixes(prompts)
     prefix_of = {member: group.prefix for group in groups for member in group.members}
     group_of = {member: at for at, group in enumerate(groups) for member in group.members}
-    result = list(batches(groups, [len(prompt) for prompt in prompts], new, cache, prefill))
+    result = list(batches(groups, [len(prompt) for prompt in prompts], new, cache))
     assert Counter(m for batch in result for part in batch for m in part.members) == Counter(range(len(prompts)))
     for batch in result:
         members = [m for part in batch for m in part.members]
@@ -103,16 +103,21 @@ def test_batches(prompts: list[tuple[int, ...]], cache: int, prefill: int, data:
             continue
         rows = len(batch) * max(len(part.members) for part in batch)
         suffix = max(len(prompts[m]) - prefix_of[m] for m in members)
-        assert rows * suffix <= prefill
         assert len(batch) * max(part.prefix for part in batch) + rows * (suffix + max(new[m] for m in members)) <= cache
+
+
+def test_groups_of_unlike_size_do_not_share_a_batch() -> None:
+    """Six candidates of one prompt beside eight lone prompts: filling the lone ones up to six would cost 48 rows for 8."""
+    groups = [Group(9, tuple(range(6))), *(Group(0, (6 + n,)) for n in range(8))]
+    found = list(batches(groups, [10] * 14, [4] * 14, 10_000))
+    assert [len(batch) for batch in found] == [1, 8]
 
 
 def test_batches_are_not_smaller_than_needed() -> None:
     """Everything that fits runs together; one token less of memory and it is split."""
     groups, lengths, new = [Group(3, (0, 1)), Group(3, (2, 3))], [5] * 4, [2] * 4
-    assert list(batches(groups, lengths, new, 22, 8)) == [groups]
-    assert len(list(batches(groups, lengths, new, 21, 8))) == 2
-    assert len(list(batches(groups, lengths, new, 22, 7))) == 2
+    assert list(batches(groups, lengths, new, 22)) == [groups]
+    assert len(list(batches(groups, lengths, new, 21))) == 2
 
 
 @quick

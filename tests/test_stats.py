@@ -621,3 +621,20 @@ def test_fisher_interval_of_clustered_rows_covers_too_seldom() -> None:
         covered += estimate.low <= 0.4 <= estimate.high
     print(f"coverage {covered / 500:.4f}")
     assert covered / 500 < 0.9
+
+
+def test_within_correlation_difference() -> None:
+    """Two within-group correlations subtracted; 0 for one metric twice; the interval excludes 0 when one is noise."""
+    generator = np.random.default_rng(5)
+    groups = np.repeat(np.arange(150), 5)
+    y = generator.normal(size=groups.size)
+    good, noise = y + generator.normal(size=y.size), generator.normal(size=y.size)
+    found = stats.within_correlation_difference(good, noise, y, groups, seed=1, resamples=500)
+    one = stats.within_group_pearson(good, y, groups, seed=1, resamples=500)
+    other = stats.within_group_pearson(noise, y, groups, seed=1, resamples=500)
+    assert found.value == pytest.approx(one.value - other.value)
+    assert found.low is not None and found.low > 0
+    same = stats.within_correlation_difference(good, good, y, groups, seed=1, resamples=200)
+    assert (same.value, same.low, same.high) == (0, 0, 0)
+    flat = stats.within_correlation_difference(good, noise, np.zeros_like(y), groups, seed=1, resamples=200)
+    assert flat.value is None and flat.groups_left_out == 150 and flat.reason

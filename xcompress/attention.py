@@ -31,6 +31,15 @@ _MAX_SCORES = 2**25  # largest score matrix held at once (elements): 128 MiB in 
 _current = threading.local()
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of one pass over suffixes: ``rows`` belong to ``groups``, ``per_group`` rows each."""
+
+    groups: slice
+    rows: slice
+    per_group: int
+
+
 @dataclass
 class SharedPrefix:
     """Keys and values of G prefixes and of the R = G * N rows that continue them (row r belongs to group r // N).
@@ -47,6 +56,7 @@ class SharedPrefix:
     suffix_keys: dict[int, torch.Tensor] = field(default_factory=dict)  # layer -> [R, K, T, D]
     suffix_values: dict[int, torch.Tensor] = field(default_factory=dict)
     prefix_rows: slice | None = None  # set while prefixes are being computed: the groups of this pass
+    chunk: Chunk | None = None  # set while suffixes are being computed: the rows of this pass
     suffix_length: int = 0  # columns of the suffix already written
     suffix_valid: torch.Tensor | None = None  # [R, T] bool: real tokens (right padding of shorter suffixes is a hole)
     suffix_positions: torch.Tensor | None = None  # [R, T] absolute positions, read by sliding-window layers
@@ -175,26 +185,30 @@ def _continue(
 ) -> torch.Tensor:
     rows, heads, new, size = query.shape
     kv_heads, shared = key.shape[1], heads // key.shape[1]
-    groups, per_group = len(plan.prefix_lengths), plan.rows_per_group
+    chunk = plan.chunk or Chunk(slice(None), slice(None), plan.rows_per_group)
+    lengths = plan.prefix_lengths[chunk.groups]
+    groups, per_group = len(lengths), chunk.per_group
     start, end = plan.suffix_length, plan.suffix_length + new
+    assert plan.suffix_valid is not None and plan.suffix_positions is not None
     if layer not in plan.suffix_keys:
-        shape = (rows, kv_heads, plan.suffix_capacity, size)
+        shape = (len(plan.suffix_valid), kv_heads, plan.suffix_capacity, size)
         plan.suffix_keys[layer] = key.new_zeros(shape)
         plan.suffix_values[layer] = value.new_zeros((*shape[:3], value.shape[3]))
-    plan.suffix_keys[layer][:, :, start:end] = key
-    plan.suffix_values[layer][:, :, start:end] = value
-    assert plan.suffix_valid is not None and plan.suffix_positions is not None
-    positions = plan.suffix_positions[:, start:end]  # [R, S]
+    plan.suffix_keys[layer][chunk.rows, :, start:end] = key
+    plan.suffix_values[layer][chunk.rows, :, start:end] = value
+    positions = plan.suffix_positions[chunk.rows, start:end]  # [R, S]
+    flash = new > 1 and window is None and softcap is None and _has_flash(query)
 
     # A row's own part: query heads that share a key/value head are stacked, so keys are never repeated.
-    if start == 0 and window is None and softcap is None and _has_flash(query):
+    if start == 0 and flash:
         own = _flash(query, key, value, scaling, causal=True)  # right padding: plain causal, nothing to mask
     else:
-        visible = plan.suffix_valid[:, None, :end] & _within(positions, plan.suffix_positions[:, :end], window)  # [R, S, end]
+        seen = plan.suffix_valid[chunk.rows, :end]
+        visible = seen[:, None] & _within(positions, plan.suffix_positions[chunk.rows, :end], window)  # [R, S, end]
         own = _partial(
             query.reshape(rows, kv_heads, shared * new, size),
-            plan.suffix_keys[layer][:, :, :end],
-            plan.suffix_values[layer][:, :, :end],
+            plan.suffix_keys[layer][chunk.rows, :, :end],
+            plan.suffix_values[layer][chunk.rows, :, :end],
             None if new == 1 and bool(visible.all()) else visible[:, None].repeat(1, 1, shared, 1),
             scaling,
             softcap,
@@ -205,24 +219,26 @@ def _continue(
     # The shared part: all rows of a group are stacked as queries against one copy of the prefix.
     stacked = query.reshape(groups, per_group, kv_heads, shared * new, size).transpose(1, 2)
     stacked = stacked.reshape(groups, kv_heads, per_group * shared * new, size)
-    prefix_keys, prefix_values = plan.prefix_keys[layer], plan.prefix_values[layer]
-    longest = prefix_keys.shape[2]
-    columns = torch.arange(longest, device=query.device)
-    real = columns[None] < plan.prefix_lengths[:, None]  # [G, P]
-    mask: torch.Tensor | None = None
-    if window is not None and longest + end > window:
-        near = _within(positions.view(groups, per_group, new), columns, window) & real[:, None, None]
-        mask = near[:, :, None].expand(-1, -1, shared, -1, -1).reshape(groups, 1, per_group * shared * new, longest)
-    elif not bool(real.all()):
-        mask = real[:, None, None, :]
-    step = max(1, _MAX_SCORES // max(1, kv_heads * stacked.shape[2] * longest))
-    flash = new > 1 and mask is None and softcap is None and _has_flash(query)
-    parts = []
-    for at in range(0, groups, step):
-        queries, keys, values = stacked[at : at + step], prefix_keys[at : at + step], prefix_values[at : at + step]
-        seen = None if mask is None else mask[at : at + step]
-        part = _flash(queries, keys, values, scaling) if flash else _partial(queries, keys, values, seen, scaling, softcap)
-        parts.append(part)
+    prefix_keys, prefix_values = plan.prefix_keys[layer][chunk.groups], plan.prefix_values[layer][chunk.groups]
+    if flash and bool((lengths > 0).all()):
+        parts = []
+        for at, length in enumerate(lengths.tolist()):  # each group's real prefix: nothing to mask
+            keys, values = prefix_keys[at : at + 1, :, :length], prefix_values[at : at + 1, :, :length]
+            parts.append(_flash(stacked[at : at + 1], keys, values, scaling))
+    else:
+        mask = _prefix_mask(lengths, prefix_keys.shape[2], positions.view(groups, per_group, new), shared, window, end)
+        step = max(1, _MAX_SCORES // max(1, kv_heads * stacked.shape[2] * prefix_keys.shape[2]))
+        parts = [
+            _partial(
+                stacked[at : at + step],
+                prefix_keys[at : at + step],
+                prefix_values[at : at + step],
+                None if mask is None else mask[at : at + step],
+                scaling,
+                softcap,
+            )
+            for at in range(0, groups, step)
+        ]
     common = tuple(
         torch.cat(piece)
         .view(groups, kv_heads, per_group, shared * new, -1)
@@ -231,6 +247,19 @@ def _continue(
         for piece in zip(*parts, strict=True)
     )
     return _finish(_merge(own, common), query)
+
+
+def _prefix_mask(
+    lengths: torch.Tensor, longest: int, positions: torch.Tensor, shared: int, window: int | None, end: int
+) -> torch.Tensor | None:
+    """[G, 1, N * heads-a-K * S or 1, P] bool: which prefix columns the queries at ``positions`` [G, N, S] may see."""
+    columns = torch.arange(longest, device=lengths.device)
+    real = columns[None] < lengths[:, None]  # [G, P]
+    if window is not None and longest + end > window:
+        near = _within(positions, columns, window) & real[:, None, None]
+        groups, per_group, new = positions.shape
+        return near[:, :, None].expand(-1, -1, shared, -1, -1).reshape(groups, 1, per_group * shared * new, longest)
+    return None if bool(real.all()) else real[:, None, None, :]
 
 
 _Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+_FILLING = 1.2  # computed rows a real row, at most
 _LARGEST = 512  # rows of a group; bounds the search, and no batch is larger
 
 
@@ -73,7 +74,6 @@ def batches(
     prompt_lengths: Sequence[int],
     new_tokens: Sequence[int],
     cache_tokens: int,
-    prefill_tokens: int,
 ) -> Iterator[list[Group]]:
     """Groups that run together: like sizes and lengths side by side, within the memory for keys and values.
 
@@ -86,9 +86,7 @@ def batches(
         part: list[int] = []
         for index in members:
             trial = [*part, index]
-            if part and not _fits(
-                [Group(group.prefix, tuple(trial))], prompt_lengths, new_tokens, cache_tokens, prefill_tokens
-            ):
+            if part and not _fits([Group(group.prefix, tuple(trial))], prompt_lengths, new_tokens, cache_tokens):
                 parts.append(Group(group.prefix, tuple(part)))
                 trial = [index]
             part = trial
@@ -96,7 +94,7 @@ def batches(
     parts.sort(key=lambda group: (-len(group.members), group.prefix, group.members))
     batch: list[Group] = []
     for group in parts:
-        if batch and not _fits([*batch, group], prompt_lengths, new_tokens, cache_tokens, prefill_tokens):
+        if batch and not _fits([*batch, group], prompt_lengths, new_tokens, cache_tokens):
             yield batch
             batch = []
         batch.append(group)
@@ -109,11 +107,14 @@ def _fits(
     prompt_lengths: Sequence[int],
     new_tokens: Sequence[int],
     cache_tokens: int,
-    prefill_tokens: int,
 ) -> bool:
-    """Whether a batch, padded as it will be, stays within both budgets."""
-    prefix = max(group.prefix for group in batch)
+    """Whether a batch, padded as it will be, wastes little and stays within the memory for keys and values."""
+    prefixes = [group.prefix for group in batch]
+    members = [index for group in batch for index in group.members]
     rows = len(batch) * max(len(group.members) for group in batch)
+    # Smaller groups are filled up to the largest, and their filling is computed for nothing.
+    if rows > _FILLING * len(members) or (min(prefixes) == 0) != (max(prefixes) == 0):
+        return False
     suffix = max(prompt_lengths[index] - group.prefix for group in batch for index in group.members)
-    new = max(new_tokens[index] for group in batch for index in group.members)
-    return len(batch) * prefix + rows * (suffix + new) <= cache_tokens and rows * suffix <= prefill_tokens
+    new = max(new_tokens[index] for index in members)
+    return len(batch) * max(prefixes) + rows * (suffix + new) <= cache_tokens

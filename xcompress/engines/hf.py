@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from xcompress.attention import SharedPrefix, use
+from xcompress.attention import Chunk, SharedPrefix, use
 from xcompress.checkpoint import Loaded, load, stop_ids
 from xcompress.engines.base import Draw, Generation, Progress, Request, check_length
 from xcompress.engines.grouping import Group, batches, share_prefixes
@@ -55,7 +55,7 @@ class HFEngine:
     reproducible = True
 
     def __init__(
-        self, loaded: Loaded, cache_gb: float = 1.5, prefill_tokens: int = 8192, max_context: int | None = None
+        self, loaded: Loaded, cache_gb: float = 1.5, prefill_tokens: int = 1536, max_context: int | None = None
     ) -> None:
         self.loaded = loaded
         self.tokenizer: Any = loaded.tokenizer
@@ -117,7 +117,7 @@ class HFEngine:
     def _batches(
         self, groups: Sequence[Group], prompts: Sequence[Sequence[int]], limits: Sequence[int]
     ) -> Iterator[list[Group]]:
-        return batches(groups, [len(p) for p in prompts], limits, self.cache_tokens, self.prefill_tokens)
+        return batches(groups, [len(p) for p in prompts], limits, self.cache_tokens)
 
     def _prefill(
         self, batch: Sequence[Group], prompts: Sequence[Sequence[int]], new_tokens: int
@@ -157,8 +157,16 @@ class HFEngine:
                 self.loaded.states(*self._padded(prefixes[at:end]))
                 at = end
             plan.prefix_rows = None
-            ids, _ = self._padded(suffixes)
-            states = self.loaded.states(ids, plan.suffix_positions[:, :width])
+            states: torch.Tensor | None = None
+            for plan.chunk in _chunks(lengths.tolist(), per_group, self.prefill_tokens):
+                rows = plan.chunk.rows
+                ids, _ = self._padded(suffixes[rows])
+                found = self.loaded.states(ids, plan.suffix_positions[rows, : ids.shape[1]])
+                if states is None:
+                    states = found.new_zeros(len(slots), width, found.shape[2])
+                states[rows, : ids.shape[1]] = found
+            plan.chunk = None
+        assert states is not None
         plan.suffix_length = width
         return plan, states, lengths
 
@@ -260,6 +268,27 @@ class HFEngine:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
+def _chunks(lengths: Sequence[int], per_group: int, budget: int) -> Iterator[Chunk]:
+    """Rows of like kind that go through the model together: whole groups while they fit, else parts of one group.
+
+    Small passes are faster on a CPU (activations stay in its caches) and pad less: a pass is as wide as its own longest suffix.
+    """
+    groups = len(lengths) // per_group
+    at = 0
+    while at < groups:
+        end = at + 1
+        while end < groups and max(lengths[at * per_group : (end + 1) * per_group]) * (end + 1 - at) * per_group <= budget:
+            end += 1
+        if end > at + 1 or max(lengths[at * per_group : end * per_group]) * per_group <= budget:
+            yield Chunk(slice(at, end), slice(at * per_group, end * per_group), per_group)
+        else:
+            rows = max(1, budget // max(lengths[at * per_group : end * per_group]))
+            for row in range(at * per_group, end * per_group, rows):
+                last = min(row + rows, end * per_group)
+                yield Chunk(slice(at, end), slice(row, last), last - row)
+        at = end
+
+
 def _compact(slots: Sequence[_Row | None], plan: SharedPrefix) -> tuple[list[_Row | None], torch.Tensor]:
     """Re-pack the slots that are still generating; groups without one disappear. Returns the slots and which were kept [R']."""
     width = plan.rows_per_group
@@ -281,7 +310,7 @@ def _compact(slots: Sequence[_Row | None], plan: SharedPrefix) -> tuple[list[_Ro
 
 
 def open_engine(
-    folder: Path, dtype: str, device: str, cache_gb: float = 1.5, prefill_tokens: int = 8192, max_context: int | None = None
+    folder: Path, dtype: str, device: str, cache_gb: float = 1.5, prefill_tokens: int = 1536, max_context: int | None = None
 ) -> HFEngine:
     """The engine of a model folder (``configs/engine/hf.yaml``); the model is shared with stages that use the same one."""
     return HFEngine(load(folder, dtype, device), cache_gb, prefill_tokens, max_context)

@@ -38,7 +38,7 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw], uniform: torch.Tensor) -
     temperature = torch.tensor([draws[row].temperature for row in sampled], device=logits.device)[:, None]
     top_p = torch.tensor([draws[row].top_p for row in sampled], dtype=torch.float64, device=logits.device)
     scaled = logits[index] / temperature
-    total = scaled.double().logsumexp(-1, keepdim=True)
+    total = scaled.logsumexp(-1, keepdim=True).double()
     values, order = scaled.topk(min(_NUCLEUS, scaled.shape[1]), dim=-1)
     probabilities = (values.double() - total).exp()
     chosen = _inverse_cdf(probabilities, order, top_p, uniform[index])

@@ -1,0 +1,159 @@
+"""What the run says about each of the paper's claims, with what it rests on. Every claim is a difference with the paper's sign.
+
+REPRODUCED: our interval excludes 0 on the paper's side. CONTRADICTED: on the other side. INCONCLUSIVE: neither, with the
+smallest difference this n could have detected. NOT RUN: no figure, and why. A run whose reader or data set the paper did not
+use speaks about the claim, not about the paper's figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis import output
+from analysis.ablations import choice_by_sps
+from analysis.correlation import metrics
+from analysis.load import Floats, Pool
+from analysis.stats import (
+    Estimate,
+    minimum_detectable_difference,
+    paired_bootstrap,
+    within_correlation_difference,
+    within_group_pearson,
+)
+from analysis.table1 import Choice
+from xcompress.settings import Settings
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One claim: its label, our figure (positive: the paper's side), and whether it survives correction for all claims."""
+
+    claim: str
+    paper: str
+    unit: str
+    estimate: Estimate
+    label: str
+    detectable: float | None
+    corrected: str
+
+
+def verdicts(pool: Pool, settings: Settings, choices: Mapping[str, Choice]) -> list[Verdict]:
+    """All claims of the paper that this run can speak to.
+
+    ``corrected`` is the label at the level 1 - (1 - level) / m for m claims (Bonferroni).
+    """
+    level = settings.statistics.level
+    claims = _claims(pool, settings, choices, level)
+    strict = _claims(pool, settings, choices, 1 - (1 - level) / len(claims))
+    return [
+        Verdict(claim, paper, unit, estimate, _label(estimate), detectable, _label(corrected[3]))
+        for (claim, paper, unit, estimate, detectable), corrected in zip(claims, strict, strict=True)
+    ]
+
+
+_Claim = tuple[str, str, str, Estimate, float | None]
+
+
+def _claims(pool: Pool, settings: Settings, choices: Mapping[str, Choice], level: float) -> list[_Claim]:
+    """(claim, the paper's figure, unit, our difference, detectable difference)."""
+    known = pool.labelled
+    options: Any = {"seed": settings.seed, "level": level, "resamples": settings.statistics.resamples}
+
+    def paired(claim: str, paper: str, better: Floats, worse: Floats, reason: str = "") -> _Claim:
+        ours, theirs = better[known], worse[known]
+        if reason or not len(ours):
+            return claim, paper, "points", Estimate(None, None, None, 0, reason or "no question has a gold answer"), None
+        least = minimum_detectable_difference(ours - theirs, level=level)
+        return claim, paper, "points", paired_bootstrap(ours, theirs, **options), least
+
+    method = choices[settings.method.name]
+    compact, ungated, chance = choices["compact"], choices["lowest_sps"], choices["random"]
+    claims = [
+        paired("xCompress beats CompAct (EM)", "+3.6 (LLaMA 3.1 8B, HotpotQA)", method.em, compact.em, method.reason),
+        paired("xCompress beats CompAct (F1)", "+4.7 (LLaMA 3.1 8B, HotpotQA)", method.f1, compact.f1, method.reason),
+        paired("lowest SPS beats lowest PPL (EM)", "implied", ungated.em, choices["lowest_ppl"].em),
+        paired("lowest SPS beats lowest PPL (F1)", "implied", ungated.f1, choices["lowest_ppl"].f1),
+        paired("lowest SPS beats a random candidate (EM)", "implied", ungated.em, chance.em),
+        paired("lowest SPS beats a random candidate (F1)", "implied", ungated.f1, chance.f1),
+    ]
+    default, _ = choice_by_sps(pool, settings)
+    for name, change, paper in (
+        ("max pooling beats mean pooling (EM)", {"pooling": "mean"}, "+1.4 (HotpotQA)"),
+        ("max pooling beats the last token (EM)", {"pooling": "last"}, "+4.0 (HotpotQA)"),
+        ("the penultimate layer beats the last (EM)", {"layer": "last"}, "stated, no figure known"),
+    ):
+        claims.append(paired(name, paper, default, choice_by_sps(pool, settings, **change)[0]))
+    return claims + _correlation_claims(pool, settings, options)
+
+
+def _correlation_claims(pool: Pool, settings: Settings, options: Any) -> list[_Claim]:
+    """SPS tracks quality, and better than PPL and LongPPL do, within questions."""
+    values = metrics(pool, settings)
+    groups = np.repeat(np.arange(len(pool.questions)), pool.quality.em.shape[1])
+    known = np.repeat(pool.labelled, pool.quality.em.shape[1])
+    claims: list[_Claim] = []
+    for quality, y in (("EM", pool.quality.em), ("F1", pool.quality.f1)):
+        x = -values["sps"].ravel()[known]
+        target = y.ravel()[known]
+        name = f"SPS tracks {quality} within a question"
+        figure = "0.50 to 0.75, form not stated"
+        claims.append((name, figure, "r", within_group_pearson(x, target, groups[known], **options), None))
+        for other, label in (("ppl", "PPL"), ("longppl", "LongPPL")):
+            rival = -values[other].ravel()[known]
+            estimate = (
+                within_correlation_difference(x, rival, target, groups[known], **options)
+                if np.isfinite(rival).any()
+                else Estimate(None, None, None, 0, f"no {label} (not computed, or no key token)")
+            )
+            claims.append((f"SPS tracks {quality} better than {label} within a question", "implied", "r", estimate, None))
+    return claims
+
+
+def _label(estimate: Estimate) -> str:
+    if estimate.value is None:
+        return "NOT RUN"
+    if estimate.low is None or estimate.high is None or estimate.low <= 0 <= estimate.high:
+        return "INCONCLUSIVE"
+    return "REPRODUCED" if estimate.low > 0 else "CONTRADICTED"
+
+
+def write(found: Sequence[Verdict], settings: Settings, folder: Path, note: str) -> None:
+    """``verdicts.{csv,md,json}``."""
+    records = [
+        {
+            "claim": verdict.claim,
+            "label": verdict.label,
+            "corrected": verdict.corrected,
+            "unit": verdict.unit,
+            **output.flat("difference", verdict.estimate),
+            "questions": verdict.estimate.groups or verdict.estimate.n,
+            "detectable": verdict.detectable,
+            "paper": verdict.paper,
+        }
+        for verdict in found
+    ]
+    where = f"{settings.reader.name} reading {settings.dataset.name}, summaries by {settings.compressor.name}"
+    about = {"note": note, "rests_on": where, "reader": settings.reader.name, "dataset": settings.dataset.name}
+    output.write_table(folder, "verdicts", records, "\n".join(["# Verdicts", "", note, "", text(found, where)]), about)
+
+
+def text(found: Sequence[Verdict], where: str) -> str:
+    """The verdicts as Markdown, with what they rest on."""
+    rows = []
+    for verdict in found:
+        digits = 1 if verdict.unit == "points" else 2
+        figure = output.cell(verdict.estimate, True, digits)
+        least = f" (could detect {verdict.detectable:.1f})" if verdict.label == "INCONCLUSIVE" and verdict.detectable else ""
+        n = verdict.estimate.groups or verdict.estimate.n
+        rows.append([verdict.claim, f"**{verdict.label}**", figure + least, str(n), verdict.corrected, verdict.paper])
+    headings = ["claim", "verdict", "our difference (positive: the paper's side)", "questions", "corrected", "paper"]
+    return (
+        f"These rest on {where}, and speak about the claims, not about the paper's figures, wherever reader or data differ from"
+        " the paper's. The fifth column repeats the verdict with intervals widened for the number of claims (Bonferroni).\n\n"
+        + output.markdown(headings, rows)
+    )
