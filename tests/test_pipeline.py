@@ -225,6 +225,25 @@ def test_without_calibration_the_gate_says_so(run: Runner) -> None:
     assert next(row for row in held["rows"] if row["method"] == "xcompress")["em"] is not None
 
 
+def test_a_sweep_goes_on_after_a_failed_job(tmp_path: Path, overrides: list[str], model_folder: Callable[[str], Path]) -> None:
+    """Two readers, the first not there: its sentence is printed, the second's table is made, the exit code is not 0."""
+    kept = [text for text in overrides if not text.startswith(("reader.model", "limit"))]
+    readers = f"reader.model={tmp_path / 'absent'},{model_folder('llama')}"
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "run.py"),
+        "-m",
+        *kept,
+        "limit=2",
+        readers,
+        f"run_root={tmp_path / 'sweep'}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode != 0
+    assert "this job failed: model folder" in done.stdout + done.stderr and "does not exist" in done.stderr
+    assert len(list((tmp_path / "sweep" / "tables").glob("*/table1.json"))) == 1
+
+
 def test_killed_at_any_moment_it_goes_on(run: Runner, tmp_path: Path, overrides: list[str]) -> None:
     """SIGKILL after the first candidate shard and after the first answer shard: at most one shard is lost, tables are equal."""
     clean = contents(run("shard_size=1", root="clean"))

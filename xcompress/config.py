@@ -37,6 +37,7 @@ def run_config(config: DictConfig) -> Path | None:
     except UsageError as error:
         if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.RUN:
             _end(error)  # Hydra would print the overrides beside the sentence
+        log.error("this job failed: %s", error)  # said at once: Hydra raises it only after the sweep's other jobs
         raise
 
 
