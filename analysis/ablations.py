@@ -16,7 +16,7 @@ import numpy as np
 from analysis import figures, output
 from analysis.load import Floats, Pool
 from analysis.stats import Estimate, bootstrap_table, expected_best_of_k
-from xcompress.forward import POOLINGS
+from xcompress.forward import POOLINGS, resolve_layer
 from xcompress.selectors import gate_skips, gate_threshold, lowest
 from xcompress.settings import Settings
 from xcompress.store import write_atomically
@@ -58,8 +58,6 @@ def ablations(pool: Pool, settings: Settings) -> list[Setting]:
 
 def _default(pool: Pool, method: Any, name: str) -> Any:
     if name == "layer":
-        from xcompress.forward import resolve_layer
-
         index = resolve_layer(method.layer, pool.blocks)
         return "normed" if index > pool.blocks else index
     if name == "energy":
@@ -77,7 +75,7 @@ def choice_by_sps(pool: Pool, settings: Settings, **changes: Any) -> tuple[Float
     """EM and F1 [Q] of choosing the lowest SPS of a changed variant."""
     competing = members(pool, settings)
     view = pool.view(replace(settings.method, **changes))[:, competing]
-    picks = competing[[lowest(row)[0] for row in view]]
+    picks = np.array([0 if bare else competing[position] for position, bare in map(lowest, view)])
     rows = np.arange(len(picks))
     return pool.quality.em[rows, picks], pool.quality.f1[rows, picks]
 
@@ -163,8 +161,7 @@ def _by_gate(pool: Pool, settings: Settings) -> list[Setting]:
         return []
     method = settings.method
     sampled_em, sampled_f1 = choice_by_sps(pool, settings)
-    start = pool.axes["start_token"].index(method.start_token) if method.start_token in pool.axes["start_token"] else 0
-    ratios = pool.calibration_ratio[:, start, pool.axes["first_token"].index(method.first_token)]
+    ratios = pool.calibration_ratios(method)
     chosen: dict[str, tuple[Floats, Floats]] = {}
     costs: dict[str, float] = {}
     for share in np.round(np.arange(0.0, 1.01, 0.1), 2):

@@ -16,12 +16,16 @@ def count(collected: Collected, pool: Pool) -> dict[str, Any]:
     candidates = len(collected.candidates)
     distinct = len({(row["question_id"], row["summary"]) for row in collected.candidates})
     health = collected.health["test"]
+    most = collected.settings.dataset.segment_size * collected.settings.compressor.max_rounds
+    unseen = sum(len(question.passages) > most for question in collected.questions)
     return {
         "questions": {
             "used": len(pool.questions),
             "unlabelled (no gold answer: read, not in any mean)": health["unlabelled"],
             "rows that could not be used": len(health["unusable_rows"]),
             "with fewer passages than asked for": health["fewer_passages_than_asked"],
+            "with passages that no compressor round saw (segment_size x max_rounds is less)": unseen,
+            "gold answers that do not match themselves": health["golds_not_matching_themselves"],
             "whose gold titles are all among the passages": (
                 f"{health['all_gold_titles_retrieved']} of {health['with_gold_titles']}"
             ),
@@ -49,6 +53,11 @@ def count(collected: Collected, pool: Pool) -> dict[str, Any]:
             "all": len(collected.answers),
             "blank": sum(not row["prediction"] for row in collected.answers),
             "cut off at the token limit": sum(row["finish_reason"] == "length" for row in collected.answers),
-            "raw-passage prompts shortened to fit": sum(row["tokens_removed"] > 0 for row in collected.answers),
+            "raw-passage prompts shortened to fit": sum(
+                row["tokens_removed"] > 0 for row in collected.answers if row["source"] == "raw_passages"
+            ),
+            "summaries shortened to fit the reader": sum(
+                row["tokens_removed"] > 0 for row in collected.answers if row["source"] == "candidate"
+            ),
         },
     }

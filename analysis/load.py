@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from xcompress.answers import containment, exact_match, f1
+from xcompress.forward import resolve_layer
 from xcompress.perplexity import long_nll
 from xcompress.pipeline import Collected
-from xcompress.schema import Question
+from xcompress.schema import Question, UsageError
 from xcompress.selectors import gate_threshold
 from xcompress.settings import MethodSettings
 
@@ -74,7 +75,7 @@ class Pool:
     compressor_nll: Floats
     rival_tokens: Mapping[str, float]
     reading_tokens: Floats
-    sps: Floats
+    sps: npt.NDArray[np.floating[Any]]
     ratio: Floats
     compressor_tokens: Floats
     calibration_ratio: Floats
@@ -87,20 +88,27 @@ class Pool:
         """Number of blocks of the reader."""
         return len(self.axes["layer"]) - 2
 
-    def view(self, method: MethodSettings) -> Floats:
-        """SPS [Q, K + 1] of the variant that ``method`` names."""
-        from xcompress.forward import resolve_layer
+    def place(self, method: MethodSettings) -> tuple[int, int, int, int, int, int]:
+        """Index of the variant that ``method`` names along the axes start, first, subspace, layer, pooling, energy.
 
-        view: Floats = self.sps[
-            :,
-            :,
+        Raises:
+            UsageError: the reader has no such variant.
+        """
+        if method.subspace not in self.axes["subspace"]:
+            raise UsageError(f"method.subspace={method.subspace} was not scored; there is {', '.join(self.axes['subspace'])}")
+        return (
             self._start(method),
             self.axes["first_token"].index(method.first_token),
             self.axes["subspace"].index(method.subspace),
             resolve_layer(method.layer, self.blocks),
             self.axes["pooling"].index(method.pooling),
             int(np.argmin(np.abs(np.array(self.axes["energy"]) - method.energy))),
-        ]
+        )
+
+    def view(self, method: MethodSettings) -> Floats:
+        """SPS [Q, K + 1] of the variant that ``method`` names."""
+        start, first, subspace, layer, pooling, energy = self.place(method)
+        view: Floats = self.sps[:, :, start, first, subspace, layer, pooling, energy].astype(np.float64)
         return view
 
     def initial_ratio(self, method: MethodSettings) -> Floats:
@@ -112,12 +120,19 @@ class Pool:
         """The paper gate's threshold from the calibration split, or None if there is none."""
         if not len(self.calibration_ratio):
             return None
-        first = self.axes["first_token"].index(method.first_token)
-        return gate_threshold(self.calibration_ratio[:, self._start(method), first], method.gate_share)
+        return gate_threshold(self.calibration_ratios(method), method.gate_share)
 
     def _start(self, method: MethodSettings) -> int:
         rules: list[bool] = self.axes["start_token"]
-        return rules.index(method.start_token) if method.start_token in rules else 0
+        if method.start_token not in rules:
+            raise UsageError(f"method.start_token={method.start_token} was not scored; there is {rules}")
+        return rules.index(method.start_token)
+
+    def calibration_ratios(self, method: MethodSettings) -> Floats:
+        """Concentration ratios [C] of the calibration split under the method's token rules."""
+        first = self.axes["first_token"].index(method.first_token)
+        ratios: Floats = self.calibration_ratio[:, self._start(method), first]
+        return ratios
 
 
 def load_axes(folder: Path) -> dict[str, list[Any]]:
@@ -135,14 +150,14 @@ def to_pool(collected: Collected) -> Pool:
     shape = tuple(len(values) for values in axes.values())
     tokens, nll, cost, first_token = (np.full(size, np.nan) for _ in range(4))
     longppl, question_nll, answer_nll, compressor_nll, reading = (np.full(size, np.nan) for _ in range(5))
-    sps, ratio = np.full((*size, *shape), np.nan, np.float64), np.full((*size, *shape[:2]), np.nan)
+    sps, ratio = np.full((*size, *shape), np.nan, np.float32), np.full((*size, *shape[:2]), np.nan)
     summaries = [[""] * size[1] for _ in questions]
     for row in collected.candidates:
         at = place[row["question_id"]], row["candidate"]
         summaries[at[0]][at[1]] = row["summary"]
         cost[at] = row["compressor_tokens"]
         written = sum(round_["new_tokens"] for round_ in row["rounds"])
-        if written:
+        if written and row["summary"].strip():  # a blank summary never wins
             compressor_nll[at] = -sum(round_["logprob_sum"] for round_ in row["rounds"]) / written
     short: dict[tuple[int, int], list[float | None]] = {}
     for row in collected.scores:
@@ -167,17 +182,18 @@ def to_pool(collected: Collected) -> Pool:
             at = place[row["question_id"]], row["candidate"]
             predictions[at[0]][at[1]] = row["prediction"]
             reading[at] = row["prompt_tokens"] + row["new_tokens"]
-            if row["new_tokens"] and row["prediction"]:
+            if row["new_tokens"] and row["prediction"] and summaries[at[0]][at[1]].strip():
                 answer_nll[at] = -row["logprob_sum"] / row["new_tokens"]
         else:
             sources[row["source"]][place[row["question_id"]]] = row["prediction"]
+    golds = collected.settings.dataset.empty_golds
     ratios = [np.reshape(r["ratio"], shape[:2]) for r in collected.calibration_scores if r["status"] == "ok"]
     return Pool(
         questions=questions,
         labelled=np.array([bool(question.answers) for question in questions]),
-        quality=_quality(questions, predictions),
-        raw=_flat(_quality(questions, [[text] for text in sources["raw_passages"]])),
-        closed=_flat(_quality(questions, [[text] for text in sources["closed_book"]])),
+        quality=_quality(questions, predictions, golds),
+        raw=_flat(_quality(questions, [[text] for text in sources["raw_passages"]], golds)),
+        closed=_flat(_quality(questions, [[text] for text in sources["closed_book"]], golds)),
         tokens=tokens,
         first_token=first_token,
         nll=nll,
@@ -200,14 +216,15 @@ def to_pool(collected: Collected) -> Pool:
     )
 
 
-def _quality(questions: list[Question], predictions: list[list[str]]) -> Quality:
+def _quality(questions: list[Question], predictions: list[list[str]], empty_golds: Any) -> Quality:
     values = np.full((3, len(questions), len(predictions[0])), np.nan)
     for at, question in enumerate(questions):
         if not question.answers:
             continue
         for number, text in enumerate(predictions[at]):
-            for metric, function in enumerate((exact_match, f1, containment)):
-                values[metric, at, number] = 100 * function(text, question.answers)
+            values[0, at, number] = 100 * exact_match(text, question.answers, empty_golds=empty_golds)
+            values[1, at, number] = 100 * f1(text, question.answers, empty_golds=empty_golds)
+            values[2, at, number] = 100 * containment(text, question.answers)
     return Quality(*values)
 
 

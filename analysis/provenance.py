@@ -14,7 +14,7 @@ from xcompress.pipeline import Collected
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "pyarrow", "bm25s", "hydra-core", "vllm")
 
 
-def provenance(collected: Collected, seconds: float) -> dict[str, Any]:
+def provenance(collected: Collected, seconds: dict[str, float]) -> dict[str, Any]:
     """The record stored with the tables. Times are of the shards in use, whenever they were computed."""
     return {
         "code": _code(),
@@ -31,7 +31,7 @@ def provenance(collected: Collected, seconds: float) -> dict[str, Any]:
         "identities": collected.identities,
         "shards": collected.shards,
         "work": work(collected),
-        "seconds_of_this_command": round(seconds, 1),
+        "seconds_of_this_command": {name: round(value, 1) for name, value in seconds.items()},
     }
 
 

@@ -32,6 +32,8 @@ def publish(folder: Path, results: Path) -> Path:
     about = json.loads(table.read_text(encoding="utf-8"))
     target = results / str(about["reader"]) / str(about["dataset"])
     target.mkdir(parents=True, exist_ok=True)
+    for stale in target.iterdir():
+        stale.unlink()  # never a mix of two runs
     for name in [*RECORDS, *(f"{name}.{suffix}" for name in NAMES for suffix in SUFFIXES)]:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)

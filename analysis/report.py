@@ -6,11 +6,13 @@ import csv
 import io
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
@@ -23,6 +25,7 @@ from analysis.load import Pool, to_pool
 from analysis.output import cell, markdown
 from analysis.provenance import provenance, work
 from analysis.table1 import Choice, Row, choose, table
+from xcompress.perplexity import perplexity
 from xcompress.pipeline import Collected
 from xcompress.settings import Settings
 from xcompress.store import digest, write_atomically, write_json
@@ -30,6 +33,7 @@ from xcompress.store import digest, write_atomically, write_json
 log = logging.getLogger(__name__)
 HEADINGS = (
     "method",
+    "n",
     "EM",
     "F1",
     "EM minus CompAct",
@@ -41,9 +45,19 @@ HEADINGS = (
 )
 
 
-def write_tables(collected: Collected, seconds: float) -> Path:
-    """Make all tables of a run and say where they are. Byte-identical for the same stored rows, except ``provenance.json``."""
+_COSTS = (
+    "Compressor tokens: prompt and new tokens of every trajectory a method needs, each prompt counted once a trajectory (an"
+    " engine that shares prefixes computes fewer). Selection tokens: reader tokens of the choice itself. Means a question."
+)
+
+
+def write_tables(collected: Collected, started: float) -> Path:
+    """Make all tables of a run and say where they are.
+
+    Byte-identical for the same stored rows, but for the two records ``provenance.json`` and ``config.yaml``.
+    """
     settings = collected.settings
+    begun = time.monotonic()
     pool = to_pool(collected)
     choices = choose(pool, settings)
     rows = table(pool, settings, choices)
@@ -63,6 +77,7 @@ def write_tables(collected: Collected, seconds: float) -> Path:
     write_atomically(
         folder / "config.yaml", yaml.safe_dump(dict(settings.resolved), sort_keys=False, allow_unicode=True).encode()
     )
+    seconds = {"prepare": collected.prepare_seconds, "analyse": time.monotonic() - begun, "command": time.monotonic() - started}
     write_json(folder / "provenance.json", provenance(collected, seconds))
     _show(rows, note, counts, collected, folder, seconds)
     return folder
@@ -70,7 +85,8 @@ def write_tables(collected: Collected, seconds: float) -> Path:
 
 def _name(collected: Collected) -> str:
     s = collected.settings
-    what = [collected.shards, asdict(s.method), asdict(s.statistics), s.seed, s.dataset.name, s.reader.name]
+    golds = digest([[question.id, list(question.answers)] for question in collected.questions])
+    what = [collected.shards, golds, asdict(s.method), asdict(s.statistics), s.seed, s.dataset.name, s.dataset.empty_golds]
     return f"{s.reader.name}-{s.compressor.name}-{s.dataset.name}-{s.method.name}-{digest(what)}"
 
 
@@ -78,7 +94,8 @@ def _note(pool: Pool, settings: Settings) -> str:
     method = settings.method
     sps = (
         f"SPS: {method.subspace} basis, {method.energy:.1%} energy, {method.layer} layer, {method.pooling} pooling,"
-        f" first token {'pooled' if method.first_token else 'left out'}"
+        f" first token {'pooled' if method.first_token else 'left out'},"
+        f" {'after a start token' if method.start_token else 'no start token'}"
     )
     threshold = pool.threshold(method) if method.gate != "none" else None
     gate = (
@@ -100,6 +117,7 @@ def _note(pool: Pool, settings: Settings) -> str:
 def _cells(row: Row) -> list[str]:
     return [
         row.label,
+        str(row.em.n),
         cell(row.em),
         cell(row.f1),
         cell(row.em_difference, signed=True),
@@ -116,6 +134,7 @@ def _markdown(rows: Sequence[Row], note: str, settings: Settings) -> str:
     lines += [markdown(HEADINGS, [_cells(row) for row in rows])]
     lines += ['Verdicts on "xCompress beats CompAct":', ""]
     lines += [f"- {metric}: **{label}**: {sentence}" for metric, label, sentence in _verdicts(rows)]
+    lines += ["", _COSTS]
     skipped = [row for row in rows if row.skipped is not None]
     if skipped:
         lines += ["", f"The gate kept the initial summary of {skipped[0].skipped} of {skipped[0].em.n} questions."]
@@ -190,6 +209,7 @@ def _candidates(pool: Pool, settings: Settings, choices: dict[str, Choice]) -> b
                 "containment": pool.quality.containment[at, k],
                 "tokens": pool.tokens[at, k],
                 "nll": pool.nll[at, k],
+                "ppl": perplexity(float(pool.nll[at, k])) if np.isfinite(pool.nll[at, k]) else None,
                 "sps": sps[at, k],
                 "compressor_tokens": pool.compressor_tokens[at, k],
             }
@@ -201,7 +221,9 @@ def _candidates(pool: Pool, settings: Settings, choices: dict[str, Choice]) -> b
     return data
 
 
-def _show(rows: Sequence[Row], note: str, counts: dict[str, Any], collected: Collected, folder: Path, seconds: float) -> None:
+def _show(
+    rows: Sequence[Row], note: str, counts: dict[str, Any], collected: Collected, folder: Path, seconds: dict[str, float]
+) -> None:
     # In a file or a pipe there is no width to keep to; the table then keeps its natural one.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     shown = Table(title=None, show_lines=False, pad_edge=False)
@@ -222,7 +244,9 @@ def _show(rows: Sequence[Row], note: str, counts: dict[str, Any], collected: Col
         if total["questions"]:
             each = total["seconds"] / total["questions"]
             console.print(f"{stage}: {total['seconds']:.0f} s for {total['questions']:.0f} questions ({each:.2f} s each)")
-    console.print(f"this command: {seconds:.0f} s")
+    console.print(
+        f"prepare {seconds['prepare']:.1f} s, analyse {seconds['analyse']:.1f} s; this command: {seconds['command']:.0f} s"
+    )
     console.print(
         f"tables: {folder}/table1.md (also verdicts, correlation, ablations, specification; each as .md, .csv, .json, .svg)",
         soft_wrap=True,

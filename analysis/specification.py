@@ -57,8 +57,9 @@ def curve(pool: Pool, settings: Settings, metric: str = "em") -> Curve:
         return Curve([], nothing, nothing, nothing, None, None, 0)
     sps = pool.sps[np.ix_(known, competing)].reshape(len(known), len(competing), -1)  # [Q, C, V]
     usable = np.isfinite(sps)
-    picks = np.where(usable.any(1), np.argmin(np.where(usable, sps, np.inf), 1), 0)  # [Q, V], ties to the lowest index
-    chosen = np.take_along_axis(quality[np.ix_(known, competing)], picks, 1)
+    positions = np.argmin(np.where(usable, sps, np.inf), 1)  # [Q, V], ties to the lowest index
+    picks = np.where(usable.any(1), competing[positions], 0)
+    chosen = np.take_along_axis(quality[known], picks, 1)
     differences = chosen - quality[known, 0][:, None]
     scored = usable.any((0, 1))
     index = np.flatnonzero(scored)
@@ -66,7 +67,7 @@ def curve(pool: Pool, settings: Settings, metric: str = "em") -> Curve:
     means = differences.mean(0)
     low, high, best_p = _bootstrap(differences, settings)
     order = np.argsort(means, kind="stable")
-    own = _own(pool, settings, shape)
+    own = int(np.ravel_multi_index(pool.place(settings.method), shape))
     places = {int(variant): at for at, variant in enumerate(index[order])}
     variants = []
     for variant in index[order]:
@@ -81,22 +82,6 @@ def curve(pool: Pool, settings: Settings, metric: str = "em") -> Curve:
         default=places.get(own),
         undefined=int((~scored).sum()),
     )
-
-
-def _own(pool: Pool, settings: Settings, shape: tuple[int, ...]) -> int:
-    from xcompress.forward import resolve_layer
-
-    method = settings.method
-    starts = pool.axes["start_token"]
-    place = (
-        starts.index(method.start_token) if method.start_token in starts else 0,
-        pool.axes["first_token"].index(method.first_token),
-        pool.axes["subspace"].index(method.subspace),
-        resolve_layer(method.layer, pool.blocks),
-        pool.axes["pooling"].index(method.pooling),
-        int(np.argmin(np.abs(np.array(pool.axes["energy"]) - method.energy))),
-    )
-    return int(np.ravel_multi_index(place, shape))
 
 
 def _bootstrap(differences: Floats, settings: Settings) -> tuple[Floats, Floats, float | None]:

@@ -22,7 +22,7 @@ from analysis.stats import (
 )
 from xcompress.answers import normalize
 from xcompress.selectors import gate_skips, lowest, majority, oracle
-from xcompress.settings import Settings
+from xcompress.settings import MethodSettings, Settings
 
 PAPER = Path(__file__).parent / "paper" / "table1.yaml"
 
@@ -85,7 +85,7 @@ def choose(pool: Pool, settings: Settings) -> dict[str, Choice]:
 
     def by(scores: Floats, selection_tokens: float = 0.0) -> Choice:
         found = [lowest(row) for row in scores[:, members]]
-        picks = [members[position] for position, _ in found]
+        picks = [0 if bare else members[position] for position, bare in found]
         return picked(picks, everything, sum(bare for _, bare in found), None, selection_tokens)
 
     nothing = np.zeros(len(rows))
@@ -98,7 +98,10 @@ def choose(pool: Pool, settings: Settings) -> dict[str, Choice]:
     scoring = float(np.nansum(pool.tokens[:, members], 1).mean())  # every summary once through the reader
     reading = float(np.nansum(pool.reading_tokens[:, members], 1).mean())
     rival = pool.rival_tokens
-    votes = [majority([normalize(answers[k]) for k in members]) for answers in pool.predictions]
+    votes = [  # a blank summary has no vote
+        majority([normalize(answers[k]) if summaries[k].strip() else "" for k in members])
+        for answers, summaries in zip(pool.predictions, pool.summaries, strict=True)
+    ]
     choices = {
         "closed_book": Choice(pool.closed.em, pool.closed.f1, nothing, nothing),
         "raw_passages": Choice(pool.raw.em, pool.raw.f1, nothing * np.nan, nothing),
@@ -221,7 +224,14 @@ def table(pool: Pool, settings: Settings, choices: dict[str, Choice]) -> list[Ro
                 fallbacks=choice.fallbacks,
                 skipped=choice.skipped,
                 paper=cells.get({settings.method.name: "xcompress"}.get(name, name)),
-                verdicts=_verdicts(name, settings, get, {m: values[at] for m, values in detectable.items()}, cells),
+                verdicts=_verdicts(
+                    name,
+                    settings,
+                    get,
+                    {m: values[at] for m, values in detectable.items()},
+                    {m: values[at] for m, values in p_values.items()},
+                    cells,
+                ),
             )
         )
     return rows
@@ -234,14 +244,31 @@ def paper_cells(settings: Settings) -> dict[str, list[float]]:
     return cells
 
 
+def differs_from_paper(settings: Settings) -> list[str]:
+    """In what a run differs from the paper's cell of the same reader and data set; empty if it may speak of the cell."""
+    differs = []
+    if settings.compressor.name != "compact_7b":
+        differs.append(f"the compressor is {settings.compressor.name}")
+    if settings.method != MethodSettings("xcompress") or settings.generation.candidates != 5:
+        differs.append("the method is another variant")
+    if settings.limit is not None and settings.limit < 500:
+        differs.append(f"only {settings.limit} questions are used")
+    return differs
+
+
 def _verdicts(
     name: str,
     settings: Settings,
     estimates: dict[str, Estimate],
     detectable: dict[str, float | None],
+    p_values: dict[str, float | None],
     cells: dict[str, list[float]],
 ) -> dict[str, list[str]]:
-    """Verdict and sentence per metric for the paper's claim "xCompress beats CompAct"; only that row has a paper difference."""
+    """Verdict and sentence per metric for the paper's claim "xCompress beats CompAct"; only that row has a paper difference.
+
+    The exact test guards the interval: with few questions that differ, a bootstrap interval can exclude 0 where McNemar's test
+    (Holm over the table) does not; that is INCONCLUSIVE.
+    """
     if name != settings.method.name:
         return {}
     found = {}
@@ -249,21 +276,25 @@ def _verdicts(
         estimate = estimates.get(f"{metric}_difference", _absent("no question has a gold answer"))
         # Without a cell of this reader and data set, the claim is that the difference is positive; its size is not compared.
         difference = cells["xcompress"][index] - cells["compact"][index] if cells else 1.0
-        label, sentence = verdict(estimate, difference, detectable.get(metric))
+        label, sentence = verdict(estimate, difference, detectable.get(metric), p_value=p_values.get(metric))
+        differs = differs_from_paper(settings)
         if not cells:
-            sentence = _claim_only(label, estimate, detectable.get(metric), settings)
+            sentence = _claim_only(label, estimate, detectable.get(metric), p_values.get(metric), settings)
+        elif differs:
+            sentence += f"; this is about the claim, not the paper's cell: {', '.join(differs)}"
         found[metric] = [label, sentence]
     return found
 
 
-def _claim_only(label: str, estimate: Estimate, detectable: float | None, settings: Settings) -> str:
+def _claim_only(label: str, estimate: Estimate, detectable: float | None, p_value: float | None, settings: Settings) -> str:
     cell = f"{settings.reader.name} on {settings.dataset.name}"
     where = f"the paper has no (known) cell for {cell}: this is about the claim, not a cell"
     if estimate.value is None:
         return f"not run: {estimate.reason}; {where}"
     interval = "" if estimate.low is None else f" [{estimate.low:+.1f}, {estimate.high:+.1f}]"
+    test = "" if p_value is None else f", p = {p_value:.2g} (Holm over the table)"
     least = f"; n = {estimate.n} could have detected {detectable:.1f}" if label == "INCONCLUSIVE" and detectable else ""
-    return f"difference to CompAct {estimate.value:+.1f}{interval} points{least}; {where}"
+    return f"difference to CompAct {estimate.value:+.1f}{interval} points{test}{least}; {where}"
 
 
 def _absent(reason: str) -> Estimate:

@@ -48,7 +48,8 @@ def test_missing_data_file(tmp_path: Path) -> None:
     started = time.monotonic()
     line = only_line(run(tmp_path, "reader=llama3_8b", "dataset=hotpotqa", f"run_root={tmp_path / 'runs'}"))
     assert time.monotonic() - started < 60
-    assert "dataset=hotpotqa needs a file" in line and "dataset.path=FILE" in line
+    assert "data/hotpotqa/dev.jsonl does not exist" in line and "or set dataset.path=FILE" in line
+    assert "hotpotqa.github.io" in line, "where to get it"
 
 
 def test_missing_weights(tmp_path: Path) -> None:

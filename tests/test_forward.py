@@ -112,7 +112,7 @@ def test_overflow_stops_with_the_text(tiny: Callable[[str], Loaded]) -> None:
     kept = weight.clone()
     weight.fill_(float("inf"))
     try:
-        with pytest.raises(ValueError, match=r"text \d: non-finite hidden states in torch.float32"):
+        with pytest.raises(ValueError, match=r"non-finite hidden states in torch.float32"):
             list(run(loaded, texts()))
     finally:
         weight.copy_(kept)

@@ -44,6 +44,7 @@ def test_health_of_a_hand_made_file(tmp_path: Path) -> None:
     assert "no question text" in problems[0].reason
     assert found == {
         "questions": 5,
+        "golds_not_matching_themselves": 0,
         "unlabelled": 1,  # 3
         "labelled": 4,
         "yes_no": 2,  # 2 and 5 (by the main answer)

@@ -351,7 +351,7 @@ def test_fit_never_exceeds_the_budget_and_is_maximal(passages: list[Passage], bu
         ("S\nEvaluation:", Parsed("S", "", "missing")),
         ("S\nEvaluation: It lacks [INCOMPL", Parsed("S", "It lacks [INCOMPL", "missing")),
         ("S\nEvaluation: It lacks. [INCOMPLETE", Parsed("S", "It lacks.", "incomplete")),
-        ("S [COMPLETE]", Parsed("S [COMPLETE]", "", "missing")),
+        ("S [COMPLETE]", Parsed("S", "", "complete")),
         ("", Parsed("", "", "missing")),
         (" \n ", Parsed("", "", "missing")),
         ("Evaluation: R [COMPLETE]", Parsed("", "R", "complete")),

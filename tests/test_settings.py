@@ -46,8 +46,8 @@ NESTED = {
     "scoring": ScoringSettings,
     "statistics": StatisticsSettings,
 }
-# Settings that no code reads: they are for people, and are stored with the tables in config.yaml.
-FOR_THE_RECORD: set[tuple[type, str]] = set()
+# Read by other settings (configs/dataset/*.yaml interpolate it), not by code.
+FOR_THE_RECORD: set[tuple[type, str]] = {(Settings, "data_root")}
 
 
 @lru_cache

@@ -101,7 +101,7 @@ def test_one_question_has_no_interval() -> None:
             name: getattr(small, name)[:1]
             for name in (
                 *("questions", "labelled", "tokens", "first_token", "nll", "longppl", "question_nll", "answer_nll"),
-                *("compressor_nll", "reading_tokens", "sps", "ratio", "compressor_tokens", "predictions"),
+                *("compressor_nll", "reading_tokens", "sps", "ratio", "compressor_tokens", "predictions", "summaries"),
             )
         },
         quality=Quality(EM[:1], F1[:1], EM[:1]),
@@ -143,3 +143,42 @@ def test_files_are_strict_and_complete() -> None:
     assert len(_csv(rows).splitlines()) == 16
     markdown = _markdown(rows, "the note", s)
     assert "the note" in markdown and "CompAct (initial)" in markdown and "1 of 3 questions" in markdown
+
+
+def test_the_exact_test_guards_a_verdict() -> None:
+    """Four gains and no loss of 40: the bootstrap interval excludes 0, McNemar (p = 0.125) does not, so INCONCLUSIVE."""
+    s = settings("method.gate=none", "reader.name=llama3_8b", "dataset.name=hotpotqa")
+    n = 40
+    em = np.zeros((n, 3))
+    em[:4, 1] = 100.0
+    sps = np.full((n, 3, 1, 2, 1, 5, 5, 8), NAN)
+    sps[:, :, 0, 0, 0, 2, 0, 5] = [2.0, 1.0, 3.0]
+    base = pool()
+    wide = pool(
+        questions=[base.questions[0]] * n,
+        labelled=np.ones(n, bool),
+        quality=Quality(em, em, em),
+        raw=Quality(em[:, 0], em[:, 0], em[:, 0]),
+        closed=Quality(em[:, 0], em[:, 0], em[:, 0]),
+        sps=sps,
+        summaries=[["s"] * 3] * n,
+        predictions=[["a", "b", "c"]] * n,
+        **{
+            name: np.ones((n, 3))
+            for name in (
+                *("tokens", "first_token", "nll", "longppl", "question_nll", "answer_nll", "compressor_nll"),
+                *("reading_tokens", "compressor_tokens"),
+            )
+        },
+        ratio=np.ones((n, 3, 1, 2)),
+    )
+    row = next(row for row in table(wide, s, choose(wide, s)) if row.name == "xcompress")
+    assert row.em_difference.low is not None and row.em_difference.low > 0
+    assert row.verdicts["em"][0] == "INCONCLUSIVE" and "the test does not" in row.verdicts["em"][1]
+    assert "not the paper's cell: the compressor is smollm2_135m, the method is another variant" in row.verdicts["em"][1]
+
+
+def test_an_all_unusable_pool_falls_back_to_the_initial_summary() -> None:
+    """Also where the initial summary does not compete (method.include_initial=false)."""
+    choices = choose(pool(), settings("method.include_initial=false"))
+    assert choices["lowest_longppl"].picks.tolist() == [0, 0, 0]  # type: ignore[union-attr]

@@ -91,6 +91,13 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def model_name(folder: Path) -> str:
+    """``meta-llama/Llama-3.1-8B`` for a snapshot in the hub's cache (whose folder is a commit), else the folder's name."""
+    if folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--"):
+        return folder.parents[1].name.removeprefix("models--").replace("--", "/")
+    return folder.name
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A causal language model in memory with its tokenizer."""
@@ -100,6 +107,11 @@ class Loaded:
     tokenizer: PreTrainedTokenizerBase
     dtype: torch.dtype
     device: torch.device
+
+    @property
+    def name(self) -> str:
+        """What people call it: the hub name of a cached snapshot, else the folder's name."""
+        return model_name(self.folder)
 
     @property
     def text_config(self) -> Any:
@@ -119,7 +131,7 @@ class Loaded:
         wanted = self.text_config.num_hidden_layers
         lists = [m for m in self.decoder.children() if isinstance(m, torch.nn.ModuleList) and len(m) == wanted]
         if len(lists) != 1:
-            raise UsageError(f"{self.folder.name}: cannot tell which of {len(lists)} module lists holds the {wanted} blocks")
+            raise UsageError(f"{self.name}: cannot tell which of {len(lists)} module lists holds the {wanted} blocks")
         return lists[0]
 
     def states(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -147,9 +159,9 @@ class Loaded:
             own = self.logits(self.states(ids, positions))
             theirs = self.model(input_ids=ids, position_ids=positions, use_cache=False).logits.float()
         if not bool(torch.isfinite(theirs).all()):
-            raise UsageError(f"{self.folder.name} gives non-finite logits in {self.dtype}; use float32, or download it again")
+            raise UsageError(f"{self.name} gives non-finite logits in {self.dtype}; use float32, or download it again")
         if not torch.allclose(own, theirs, rtol=1e-2, atol=1e-2):
-            raise UsageError(f"{self.folder.name} ({self.text_config.model_type}) computes its logits in an unknown way")
+            raise UsageError(f"{self.name} ({self.text_config.model_type}) computes its logits in an unknown way")
 
 
 _cache: OrderedDict[tuple[str, str, str], Loaded] = OrderedDict()
@@ -218,7 +230,7 @@ def load(folder: Path, dtype: str = "auto", device: str = "auto", keep: int = 1)
         _cache.move_to_end(key)
         return _cache[key]
     release(keep - 1)
-    log.info("loading %s (%s, %s)", folder.name, dtype, device)
+    log.info("loading %s (%s, %s)", model_name(folder), dtype, device)
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -238,7 +250,7 @@ def load(folder: Path, dtype: str = "auto", device: str = "auto", keep: int = 1)
             **({"device_map": device} if device.startswith("cuda") else {}),
         )
     except torch.cuda.OutOfMemoryError as error:
-        raise UsageError(f"{folder.name} does not fit on {device} in {dtype}: {_first_line(error)}") from error
+        raise UsageError(f"{model_name(folder)} does not fit on {device} in {dtype}: {_first_line(error)}") from error
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
     broken = sorted(info["missing_keys"]) + sorted(str(pair[0]) for pair in info["mismatched_keys"])
@@ -248,7 +260,7 @@ def load(folder: Path, dtype: str = "auto", device: str = "auto", keep: int = 1)
             " they would have been filled with random numbers"
         )
     if any(parameter.is_meta for parameter in model.parameters()):
-        raise UsageError(f"{folder.name}: some weights are not in memory (offloaded); use a device that holds the model")
+        raise UsageError(f"{model_name(folder)}: some weights are not in memory (offloaded); use a device that holds the model")
     model.eval().requires_grad_(False)
     loaded = Loaded(folder, model.to(device), load_tokenizer(folder), getattr(torch, dtype), torch.device(device))
     loaded.check_head()

@@ -52,7 +52,7 @@ def _run(config: DictConfig) -> Path | None:
         return None
     from analysis.report import write_tables
 
-    return write_tables(collected, time.monotonic() - started)
+    return write_tables(collected, started)
 
 
 def _end(error: UsageError) -> NoReturn:

@@ -22,6 +22,15 @@ POOLINGS = ("max", "mean", "last", "min", "absmax")
 _LOGIT_ROWS = 512  # token positions whose logits are held at once
 
 
+class NonFiniteError(ValueError):
+    """A hidden state of a real token is not finite. ``index`` is the text's place in the call; ``text``, the text if known."""
+
+    def __init__(self, index: int, dtype: torch.dtype) -> None:
+        super().__init__(f"non-finite hidden states in {dtype}; use float32 for this reader")
+        self.index = index
+        self.text = ""
+
+
 @dataclass(frozen=True)
 class Forward:
     """What one pass says of one text of T tokens.
@@ -101,7 +110,8 @@ def run(loaded: Loaded, texts: Sequence[Sequence[int]], batch_tokens: int = 4096
         batch_tokens: padded tokens a batch.
 
     Raises:
-        ValueError: an empty text, or a non-finite state at a real token (the dtype overflows), with the text's index.
+        ValueError: an empty text, with its index.
+        NonFiniteError: a non-finite state at a real token (the dtype overflows).
     """
     for index, text in enumerate(texts):
         if not text:
@@ -144,8 +154,7 @@ def _batch(loaded: Loaded, texts: Sequence[Sequence[int]], longest: int, members
     stacked = torch.stack(pooled, 2)  # [2, B, L + 2, P, D]
     finite = torch.isfinite(stacked[0]).flatten(1).all(1)
     if not bool(finite.all()):
-        bad = members[int((~finite).nonzero()[0])]
-        raise ValueError(f"text {bad}: non-finite hidden states in {loaded.dtype}; use float32 for this reader")
+        raise NonFiniteError(members[int((~finite).nonzero()[0])], loaded.dtype)
     logprobs = _token_logprobs(loaded, normed, ids, lengths)
     return [Forward(stacked[:, row], logprobs[row]) for row in range(len(texts))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +14,9 @@ from typing import Any
 from xcompress import checkpoint
 from xcompress.checkpoint import fingerprint, locate
 from xcompress.engines.base import Engine, Progress
+from xcompress.forward import resolve_layer
 from xcompress.progress import Bar
-from xcompress.prompts import COMPRESSOR_PARTS, READER_PARTS, load_demos, load_template
+from xcompress.prompts import COMPRESSOR_PARTS, READER_PARTS, load_demos, load_template, start_token
 from xcompress.schema import ANSWERS, CANDIDATES, QUESTIONS, RIVALS, SCORES, Question, UsageError, from_row, to_row
 from xcompress.settings import ModelSettings, Settings, SourceSettings
 from xcompress.stages import generate, prepare, read, rivals, score
@@ -32,8 +34,6 @@ class Split:
     questions: list[list[Question]]  # by shard
     health: dict[str, Any]
     candidates: list[Shard]
-    scores: list[Shard]
-    answers: list[Shard]
 
 
 class Run:
@@ -48,27 +48,40 @@ class Run:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.root = Path(settings.run_root)
+        self.prepare_seconds = 0.0
         self.compressor_template = load_template(settings.compressor.prompt_file, COMPRESSOR_PARTS)
         self.reader_template = load_template(settings.reader.prompt_file, READER_PARTS)
         self.demos = load_demos(Path(settings.dataset.demos_file))
         self.source = settings.dataset.source()
         self.calibration_source = settings.dataset.calibration()
         self.folders = {"reader": _folder_of(settings.reader), "compressor": _folder_of(settings.compressor)}
-        self._check_layers()
+        self._check_method()
         self._make_folders()
 
-    def _check_layers(self) -> None:
-        import json
-
-        from xcompress.forward import resolve_layer
-
+    def _check_method(self) -> None:
+        """Layer, subspace, start token and gate of the method, as far as the reader's small files tell."""
+        method = self.settings.method
         config = json.loads((self.folders["reader"] / "config.json").read_text(encoding="utf-8"))
-        config = config.get("text_config", config)
-        blocks = config.get("num_hidden_layers", config.get("n_layer"))
+        text_config = config.get("text_config", config)
+        blocks = text_config.get("num_hidden_layers", text_config.get("n_layer"))
         try:
-            resolve_layer(self.settings.method.layer, int(blocks))
+            resolve_layer(method.layer, int(blocks))
         except ValueError as error:
             raise UsageError(f"method.layer: {error}") from None
+        tied = text_config.get("tie_word_embeddings", config.get("tie_word_embeddings", True))
+        if self.settings.scoring.subspaces[method.subspace].matrix == "output_head" and tied:
+            raise UsageError(
+                f"method.subspace={method.subspace}: the output head of {self.settings.reader.name} is its embedding"
+            )
+        if method.start_token and start_token(checkpoint.load_tokenizer(self.folders["reader"])) is None:
+            raise UsageError(f"method.start_token=true: the tokenizer of {self.settings.reader.name} has no start token")
+        if method.gate != "none" and self.calibration_source is None and not self.settings.dataset.calibration_holdout:
+            log.warning(
+                "no calibration questions: the gated row will be n/a; set dataset.calibration_path=FILE,"
+                " dataset.calibration_holdout=N, or method=xcompress_no_gate"
+            )
+        elif self.calibration_source is not None:
+            log.info("the gate is calibrated on %s", self.calibration_source.path)
 
     def _make_folders(self) -> None:
         """Folder names hash what changes the rows; stages that agree upstream share upstream folders."""
@@ -107,12 +120,11 @@ class Run:
             "stage": "scores",
             "version": score.VERSION,
             **reader,
-            "subspaces": {
-                name: [entry.matrix, entry.center, entry.energy_of, entry.rows] for name, entry in s.scoring.subspaces.items()
-            },
+            "subspaces": [  # a list: the stored axis has their order
+                [name, entry.matrix, entry.center, entry.energy_of, entry.rows] for name, entry in s.scoring.subspaces.items()
+            ],
             "energies": [float(energy) for energy in s.scoring.energies],
             "start_token": list(s.scoring.start_token),
-            "batch_tokens": s.reader.batch_tokens,
         }
         self.scores = StageFolder(self.root, "scores", s.reader.name, self.score_identity, SCORES)
         self.rival_identity = {
@@ -143,7 +155,9 @@ class Run:
         Raises:
             UsageError: a stage needs rows of an earlier one that is neither there nor among the stages to run.
         """
+        started = time.monotonic()
         splits = self.prepare()
+        self.prepare_seconds = time.monotonic() - started
         if "generate" in self.settings.stages:
             self._generate(splits)
         if "score" in self.settings.stages:
@@ -173,8 +187,6 @@ class Run:
         shards: list[list[Question]] = []
         health: dict[str, Any] = {}
         if manifest.exists():
-            import json
-
             stored = json.loads(manifest.read_text(encoding="utf-8"))
             health = stored["health"]
             found = [Shard(index, key) for index, key in enumerate(stored["shards"])]
@@ -191,20 +203,30 @@ class Run:
                 keys.append(digest(rows))
                 folder.write(Shard(index, keys[-1]), rows)
             write_json(manifest, {"shards": keys, "health": health})
-        candidates = self.greedy if name == "calibration" else self.candidates
-        candidate_shards = [Shard(index, _candidate_key(part)) for index, part in enumerate(shards)]
-        upstream = candidates.path.name
-        return Split(
-            name=name,
-            questions=shards,
-            health=health,
-            candidates=candidate_shards,
-            scores=[Shard(i, digest([upstream, shard.input])) for i, shard in enumerate(candidate_shards)],
-            answers=[Shard(i, digest([upstream, shard.input])) for i, shard in enumerate(candidate_shards)],
-        )
+        return Split(name, shards, health, [Shard(index, _candidate_key(part)) for index, part in enumerate(shards)])
 
     def _candidate_folder(self, split: Split) -> StageFolder:
         return self.greedy if split.name == "calibration" else self.candidates
+
+    def after_candidates(self, split: Split) -> list[Shard]:
+        """The shards made from a split's candidates, named by the content of the candidate files.
+
+        Scores and answers can then never be joined to summaries they were not computed from, even if those were generated again
+        with another result.
+
+        Raises:
+            UsageError: candidates are missing.
+        """
+        folder = self._candidate_folder(split)
+        shards = []
+        for shard in split.candidates:
+            path = folder.find(shard)
+            if path is None:
+                raise UsageError(
+                    f"{folder.path} has no shard {shard.stem}; run the stage 'generate' first (stages=[...,generate,...])"
+                )
+            shards.append(Shard(shard.index, digest([folder.path.name, path.name])))
+        return shards
 
     def _generate(self, splits: Sequence[Split]) -> None:
         s = self.settings
@@ -234,14 +256,11 @@ class Run:
 
             def one(split: Split, index: int, progress: Progress) -> Rows:
                 candidates = self._input(self._candidate_folder(split), split.candidates[index], "generate")
-                try:
-                    return score.score(candidates, scorer, progress)
-                except ValueError as error:
-                    raise UsageError(f"score, shard {index} of {split.name}: {error}") from error
+                return score.score(candidates, scorer, progress)
 
             return one
 
-        self._stage("score", [(split, self.scores, split.scores) for split in splits], work)
+        self._stage("score", [(split, self.scores, self.after_candidates(split)) for split in splits], work)
 
         if s.scoring.rivals:
             self._rivals(splits)
@@ -257,7 +276,7 @@ class Run:
             )
 
         test = [split for split in splits if split.name == "test"]
-        self._stage("rivals", [(split, self.rivals, split.answers) for split in test], work)
+        self._stage("rivals", [(split, self.rivals, self.after_candidates(split)) for split in test], work)
 
     def _read(self, splits: Sequence[Split]) -> None:
         s = self.settings
@@ -270,7 +289,7 @@ class Run:
             )
 
         test = [split for split in splits if split.name == "test"]
-        self._stage("read", [(split, self.answers, split.answers) for split in test], work)
+        self._stage("read", [(split, self.answers, self.after_candidates(split)) for split in test], work)
 
     def _stage(
         self,
@@ -326,27 +345,28 @@ class Run:
         by_name = {split.name: split for split in splits}
         test = by_name["test"]
         calibration = by_name.get("calibration")
+        after = {split.name: self.after_candidates(split) for split in splits}
+        rival_shards = after["test"] if self.settings.scoring.rivals else []
         work = {
             "generate": [n for sp in splits for n in self._candidate_folder(sp).work(sp.candidates)],
-            "score": [note for split in splits for note in self.scores.work(split.scores)],
-            "rivals": self.rivals.work(test.answers) if self.settings.scoring.rivals else [],
-            "read": self.answers.work(test.answers),
+            "score": [note for split in splits for note in self.scores.work(after[split.name])],
+            "rivals": self.rivals.work(rival_shards),
+            "read": self.answers.work(after["test"]),
         }
         return Collected(
             settings=self.settings,
             root=self.root,
             questions=[question for part in test.questions for question in part],
             health={split.name: split.health for split in splits},
+            prepare_seconds=self.prepare_seconds,
             candidates=[row for shard in test.candidates for row in self._input(self.candidates, shard, "generate")],
-            scores=[row for shard in test.scores for row in self._input(self.scores, shard, "score")],
-            rivals=[
-                row
-                for shard in (test.answers if self.settings.scoring.rivals else [])
-                for row in self._input(self.rivals, shard, "score")
-            ],
-            answers=[row for shard in test.answers for row in self._input(self.answers, shard, "read")],
+            scores=[row for shard in after["test"] for row in self._input(self.scores, shard, "score")],
+            rivals=[row for shard in rival_shards for row in self._input(self.rivals, shard, "score")],
+            answers=[row for shard in after["test"] for row in self._input(self.answers, shard, "read")],
             calibration_scores=[
-                row for shard in (calibration.scores if calibration else []) for row in self._input(self.scores, shard, "score")
+                row
+                for shard in (after["calibration"] if calibration else [])
+                for row in self._input(self.scores, shard, "score")
             ],
             scores_folder=self.scores.path,
             identities={
@@ -358,9 +378,10 @@ class Run:
             },
             shards={
                 "candidates": _names(self.candidates, test.candidates),
-                "scores": _names(self.scores, test.scores),
-                "rivals": _names(self.rivals, test.answers) if self.settings.scoring.rivals else [],
-                "answers": _names(self.answers, test.answers),
+                "calibration": _names(self.scores, after["calibration"]) if calibration else [],
+                "scores": _names(self.scores, after["test"]),
+                "rivals": _names(self.rivals, rival_shards),
+                "answers": _names(self.answers, after["test"]),
             },
             work=work,
         )
@@ -374,6 +395,7 @@ class Collected:
     root: Path
     questions: list[Question]
     health: dict[str, Any]
+    prepare_seconds: float
     candidates: Rows
     scores: Rows
     rivals: Rows
@@ -395,9 +417,13 @@ def _candidate_key(questions: Sequence[Question]) -> str:
     return digest([[q.id, q.question, [[p.title, p.text] for p in q.passages]] for q in questions])
 
 
+# Settings of memory and speed: they change rows by floating-point ties at most, and a run that was out of memory must be able
+# to go on with smaller ones.
+_TUNING = {"cache_gb", "prefill_tokens"}
+
+
 def _engine_identity(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """All of it: batching changes rows only through floating-point ties, but 'byte-identical' counts those too."""
-    return dict(engine)
+    return {key: value for key, value in engine.items() if key not in _TUNING}
 
 
 def _folder_of(settings: ModelSettings) -> Path:

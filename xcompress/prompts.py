@@ -262,7 +262,12 @@ def parse_round(text: str) -> Parsed:
     match = _EVALUATION.search(text)
     summary = _LABEL.sub("", text[: match.start()] if match else text).strip()
     if match is None:
-        return Parsed(summary, "", "missing")
+        tagged = _TAG.search(text)  # a bracketed tag without the heading: what stands before it is the summary
+        if tagged is None:
+            return Parsed(summary, "", "missing")
+        before = _LABEL.sub("", text[: tagged.start()]).strip()
+        tags = {found.lower() for found in _TAG.findall(text)}
+        return Parsed(before, "", "incomplete" if "incomplete" in tags else "complete")
     rest = _NEXT.split(text[match.end() :], maxsplit=1)[0].strip()
     tag = _TAG if _TAG.search(rest) else _BARE_TAG
     verdicts = {found.lower() for found in tag.findall(rest)}

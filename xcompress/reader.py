@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from xcompress.checkpoint import Loaded, fingerprint
-from xcompress.forward import POOLINGS, layer_names, run
+from xcompress.forward import POOLINGS, Forward, NonFiniteError, layer_names, run
 from xcompress.perplexity import mean_nll
 from xcompress.prompts import encode, start_token
 from xcompress.schema import UsageError
@@ -64,11 +64,11 @@ def available(loaded: Loaded, subspaces: Mapping[str, SubspaceSettings]) -> dict
             log.warning("subspace %s left out: %s", name, error)
             continue
         if entry.matrix == "output_head" and matrix is matrix_of(loaded, "embedding"):
-            log.info("subspace %s left out: the output head of %s is its embedding", name, loaded.folder.name)
+            log.info("subspace %s left out: the output head of %s is its embedding", name, loaded.name)
             continue
         kept[name] = entry
     if not kept:
-        raise UsageError(f"{loaded.folder.name} has none of the matrices that scoring.subspaces names")
+        raise UsageError(f"{loaded.name} has none of the matrices that scoring.subspaces names")
     return kept
 
 
@@ -87,7 +87,7 @@ def matrix_of(loaded: Loaded, name: str) -> torch.Tensor:
     block = loaded.blocks[-2]
     found = [module for label, module in block.named_modules() if label.rpartition(".")[2] == "q_proj"]
     if len(found) != 1:
-        raise UsageError(f"{loaded.folder.name} has no separate query projection in its blocks")
+        raise UsageError(f"{loaded.name} has no separate query projection in its blocks")
     weight = found[0].weight
     return weight
 
@@ -95,7 +95,7 @@ def matrix_of(loaded: Loaded, name: str) -> torch.Tensor:
 def load_basis(loaded: Loaded, name: str, settings: SubspaceSettings, cache: Path) -> Basis:
     """The basis of a subspace, from ``cache`` (a folder) if these weights and settings were decomposed before."""
     key = digest([fingerprint(loaded.folder), str(loaded.dtype), settings.matrix, settings.center, settings.rows, 1])
-    path = cache / f"{loaded.folder.name}-{name}-{key}.npz"
+    path = cache / f"{loaded.name.replace('/', '--')}-{name}-{key}.npz"
     energy_of: Any = settings.energy_of
     if path.exists():
         try:
@@ -108,14 +108,14 @@ def load_basis(loaded: Loaded, name: str, settings: SubspaceSettings, cache: Pat
             return basis
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
             log.warning("basis %s is damaged (%s): it is computed again", path, error)
-    log.info("computing the %s basis of %s", name, loaded.folder.name)
+    log.info("computing the %s basis of %s", name, loaded.name)
     try:
         matrix = matrix_of(loaded, settings.matrix)
         if settings.rows == "tokenizer":
             matrix = matrix[: len(loaded.tokenizer)]
         basis = compute_basis(matrix, settings.center, energy_of)
     except ValueError as error:
-        raise UsageError(f"{loaded.folder.name}, subspace {name}: {error}") from error
+        raise UsageError(f"{loaded.name}, subspace {name}: {error}") from error
     buffer = io.BytesIO()
     mean_array = basis.mean.numpy() if basis.mean is not None else np.zeros(0, np.float32)
     np.savez(buffer, vectors=basis.vectors.numpy(), values=basis.values.numpy(), mean=mean_array, rows=basis.rows)
@@ -169,13 +169,16 @@ class TextScorer:
         sps: Mapping[int, list[npt.NDArray[np.float32]]] = {index: [] for index in present}
         ratios: Mapping[int, list[npt.NDArray[np.float32]]] = {index: [] for index in present}
         nll: dict[int, tuple[float | None, int, list[float | None]]] = {}
-        for rule in self.rules:
+        # NLL is always given the start token where there is one, whether or not SPS is taken with it.
+        passes = self.rules if self.start is None or True in self.rules else [*self.rules, True]
+        for rule in passes:
             start = [self.start] if rule and self.start is not None else []
             # With a start token its own state opens the text: "first token" is then the start token.
-            for at, forward in run(self.loaded, [[*start, *ids[index]] for index in present], self.batch_tokens):
+            for at, forward in self._run(start, [ids[index] for index in present], [texts[index] for index in present]):
                 index = present[at]
-                sps[index].append(self._sps(forward.pooled))
-                ratios[index].append(_ratio(forward.pooled[:, self.blocks - 1]))
+                if rule in self.rules:
+                    sps[index].append(self._sps(forward.pooled))
+                    ratios[index].append(_ratio(forward.pooled[:, self.blocks - 1]))
                 if bool(start) or index not in nll:
                     logprobs = forward.token_logprobs.tolist()
                     unscored: list[float | None] = [None] * (len(ids[index]) - len(logprobs))
@@ -186,6 +189,14 @@ class TextScorer:
             Score(len(ids[i]), ids[i][0], *nll[i], np.stack(ratios[i]), np.stack(sps[i])) if ids[i] else None
             for i in range(len(texts))
         ]
+
+    def _run(self, start: Sequence[int], ids: Sequence[Sequence[int]], texts: Sequence[str]) -> Iterator[tuple[int, Forward]]:
+        """:func:`xcompress.forward.run`, with the text itself in an error."""
+        try:
+            yield from run(self.loaded, [[*start, *tokens] for tokens in ids], self.batch_tokens)
+        except NonFiniteError as error:
+            error.text = texts[error.index]
+            raise
 
     def _sps(self, pooled: torch.Tensor) -> npt.NDArray[np.float32]:
         """[first, subspace, layer, pooling, energy] from pooled states [first, layer, pooling, D]."""

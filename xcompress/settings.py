@@ -91,6 +91,7 @@ class DatasetSettings:
     calibration_path: str | None = None
     calibration_limit: int | None = None
     calibration_holdout: int = 0
+    empty_golds: str = "official"
     licence: str = ""
     how_to_get: str = ""
 
@@ -101,8 +102,9 @@ class DatasetSettings:
             _positive("dataset.calibration_limit", self.calibration_limit)
         if self.calibration_holdout < 0:
             raise UsageError("dataset.calibration_holdout must be 0 or more")
-        if self.calibration_path and self.calibration_holdout:
+        if self.calibration_path not in {None, "", "auto"} and self.calibration_holdout:
             raise UsageError("set dataset.calibration_path or dataset.calibration_holdout, not both")
+        _choice("dataset.empty_golds", self.empty_golds, ("official", "match_raw"))
 
     def source(self) -> SourceSettings:
         """The test file.
@@ -116,14 +118,17 @@ class DatasetSettings:
 
     def calibration(self) -> SourceSettings | None:
         """The calibration file, or None where there is none."""
+        if self.calibration_path == "auto":
+            found = sorted(Path(self.path or "").parent.glob("train*.json*")) if self.path else []
+            return self._source("dataset.calibration_path", str(found[0])) if len(found) == 1 else None
         if not self.calibration_path:
             return None
         return self._source("dataset.calibration_path", self.calibration_path)
 
     def _source(self, key: str, path: str) -> SourceSettings:
         if not Path(path).exists():
-            hint = f" {self.how_to_get}" if self.how_to_get else ""
-            raise UsageError(f"{key}: {path} does not exist.{hint}")
+            hint = f". {self.how_to_get} Put it there, or set {key}=FILE" if self.how_to_get else ""
+            raise UsageError(f"{key}: {path} does not exist{hint}")
         if self.corpus and not Path(self.corpus).exists():
             raise UsageError(f"dataset.corpus: {self.corpus} does not exist")
         return SourceSettings(path, self.format, self.columns, self.corpus)
@@ -233,6 +238,7 @@ class Settings:
     seed: int = 0
     limit: int | None = None
     stages: Sequence[str] = STAGES
+    data_root: str = "data"
     run_root: str = "results/runs"
     shard_size: int = 8
     resolved: Mapping[str, Any] = field(default_factory=dict, repr=False)

@@ -257,7 +257,7 @@ class HFEngine:
 
     def _check_finite(self, logprob: float, where: str) -> None:
         if not math.isfinite(logprob):
-            raise UsageError(f"{where}: {self.loaded.folder.name} gives non-finite logits in {self.loaded.dtype}; use float32")
+            raise UsageError(f"{where}: {self.loaded.name} gives non-finite logits in {self.loaded.dtype}; use float32")
 
     def _text(self, row: _Row) -> str:
         text = self._decode(row.tokens)

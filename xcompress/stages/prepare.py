@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from xcompress.answers import containment
-from xcompress.formats import Problem, load_questions
+from xcompress.answers import containment, f1, self_check
+from xcompress.formats import Problem, read_questions
 from xcompress.retrieval import add_passages
 from xcompress.schema import Question, UsageError
 from xcompress.settings import SourceSettings
@@ -57,13 +57,9 @@ def load(
     Raises:
         UsageError: the file cannot be read, holds no usable question, or has questions without passages and no corpus.
     """
-    questions: list[Question] = []
-    problems: list[Problem] = []
-    for item in _take(source, None if limit is None else skip + limit):
-        if isinstance(item, Problem):
-            problems.append(item)
-        else:
-            questions.append(replace(item, passages=item.passages[:passages]))
+    found = read_questions(Path(source.path), source.format, source.columns, None if limit is None else skip + limit)
+    problems = list(found.problems)
+    questions = [replace(question, passages=question.passages[:passages]) for question in found.questions]
     questions = questions[skip:]
     if not questions:
         why = f" (all {len(problems)} rows are unusable; the first: {problems[0].reason})" if problems and not skip else ""
@@ -80,10 +76,6 @@ def load(
     return questions, problems
 
 
-def _take(source: SourceSettings, limit: int | None) -> Iterator[Question | Problem]:
-    yield from load_questions(Path(source.path), source.format, source.columns, limit)
-
-
 def health(questions: Sequence[Question], problems: Sequence[Problem], wanted_passages: int) -> dict[str, Any]:
     """Counts that show what the data is like; shown at the end of a run and stored beside it."""
     answers = [question for question in questions if question.answers]
@@ -95,6 +87,7 @@ def health(questions: Sequence[Question], problems: Sequence[Problem], wanted_pa
     return {
         "questions": len(questions),
         "unusable_rows": [{"position": problem.position, "reason": problem.reason} for problem in problems],
+        "golds_not_matching_themselves": sum(len(self_check(q.answers, metric=f1)) for q in answers),
         "unlabelled": len(questions) - len(answers),
         "yes_no": yes_no,
         "passages_per_question": {str(count): passages[count] for count in sorted(passages)},

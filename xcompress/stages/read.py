@@ -48,6 +48,18 @@ class QuestionReader:
         except UsageError as error:
             raise UsageError(f"question {question.id!r}: {error}") from None
 
+    def fit_summary(self, question: Question, summary: str) -> Fitted:
+        """The prompt over a summary; one too long for the reader loses words from its end, and is counted."""
+        budget = self.engine.max_context - self.settings.max_new_tokens
+
+        def build(passages: Sequence[Passage]) -> tuple[int, ...]:
+            return self.prompt(question, passages[0].text)
+
+        try:
+            return fit(build, [Passage("", summary)], budget)
+        except UsageError as error:
+            raise UsageError(f"question {question.id!r}: {error}") from None
+
     def read(
         self, questions: Sequence[Question], candidates: Sequence[dict[str, Any]], progress: Progress | None = None
     ) -> list[dict[str, Any]]:
@@ -68,7 +80,7 @@ class QuestionReader:
             for row in by_question.get(question.id, ()):
                 if row["summary"] not in known:
                     known[row["summary"]] = len(prompts)
-                    prompts.append(Fitted(self.prompt(question, row["summary"])))
+                    prompts.append(self.fit_summary(question, row["summary"]))
                 places.append((question.id, "candidate", row["candidate"], known[row["summary"]]))
         requests = [Request(prompt.ids, (Draw(),), self.settings.max_new_tokens, stop=("\n",)) for prompt in prompts]
         generations = [result[0] for result in self.engine.generate(requests, progress)]

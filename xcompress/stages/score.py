@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from xcompress.engines.base import Progress
+from xcompress.forward import NonFiniteError
 from xcompress.reader import TextScorer
+from xcompress.schema import UsageError
 
 VERSION = 1  # raise when the rows of this stage change
 
@@ -14,7 +16,11 @@ VERSION = 1  # raise when the rows of this stage change
 def score(candidates: Sequence[dict[str, Any]], scorer: TextScorer, progress: Progress | None = None) -> list[dict[str, Any]]:
     """Rows of :data:`xcompress.schema.SCORES`, one for each candidate row, in order."""
     texts = list(dict.fromkeys(row["summary"] for row in candidates))
-    scores = dict(zip(texts, scorer.score(texts, progress), strict=True))
+    try:
+        scores = dict(zip(texts, scorer.score(texts, progress), strict=True))
+    except NonFiniteError as error:
+        bad = next(row for row in candidates if row["summary"] == error.text)
+        raise UsageError(f"question {bad['question_id']!r}, candidate {bad['candidate']}: {error}") from error
     rows = []
     for candidate in candidates:
         result = scores[candidate["summary"]]
