@@ -205,3 +205,15 @@ def test_soft_capping_family(tmp_path: Path) -> None:
         assert logits.argmax(-1).tolist() == list(generation.tokens)
         chosen = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])
         assert generation.logprob_sum == pytest.approx(float(chosen.sum()), abs=1e-3)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_scores_are_held_in_blocks(family: str, tiny: Callable[[str], Loaded], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for very few scores at once (and without the fused kernel, as on a GPU) the tokens are the same."""
+    engine = HFEngine(tiny(family))
+    prompts = [(5, 6, 7, *range(20, 60), n, n + 1, *range(n % 3)) for n in range(70, 78)]
+    requests = [Request(prompt, (Draw(), Draw()), 6) for prompt in prompts]
+    whole = [[g.tokens for g in result] for result in engine.generate(requests)]
+    monkeypatch.setattr(module, "_MAX_SCORES", 700)
+    monkeypatch.setattr(module, "_has_flash", lambda query: False)
+    assert [[g.tokens for g in result] for result in engine.generate(requests)] == whole

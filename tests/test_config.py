@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -200,3 +202,23 @@ def test_every_group_of_the_command_line_is_a_folder() -> None:
     assert {"reader", "compressor", "dataset", "engine", "method", "execution", "experiment"} <= {
         p.name for p in CONFIGS.iterdir()
     }
+
+
+def readme_commands() -> list[str]:
+    """The command lines of scripts/run.py that the README prints."""
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    return [line.partition("  #")[0].strip() for line in lines if line.startswith("python scripts/run.py")]
+
+
+@pytest.mark.parametrize("line", readme_commands())
+def test_readme_commands_compose(line: str) -> None:
+    check_overrides(shlex.split(line)[2:])
+
+
+def test_the_readme_names_every_choice() -> None:
+    """And no choice that does not exist."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for group in ("reader", "compressor", "dataset", "method", "engine", "experiment"):
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{group}=` |")]
+        named = set(re.findall(r"`([a-z0-9_]+)`", row.split("|")[2]))
+        assert named == {path.stem for path in (CONFIGS / group).glob("*.yaml")}, group

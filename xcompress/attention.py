@@ -292,7 +292,25 @@ def _partial(
     scaling: float,
     softcap: float | None,
 ) -> _Part:
-    """Unnormalised attention over part of the keys: (weighted values, sum of weights, largest score)."""
+    """Unnormalised attention over part of the keys: (weighted values, sum of weights, largest score).
+
+    Queries are taken in blocks, so that scores of at most ``_MAX_SCORES`` elements are held at once.
+    """
+    block = max(1, _MAX_SCORES // max(1, query.shape[0] * query.shape[1] * key.shape[2]))
+    if query.shape[2] > block:
+        parts = [
+            _partial(
+                query[:, :, at : at + block],
+                key,
+                value,
+                mask if mask is None or mask.shape[2] == 1 else mask[:, :, at : at + block],
+                scaling,
+                softcap,
+            )
+            for at in range(0, query.shape[2], block)
+        ]
+        weighted, weight, largest = (torch.cat(piece, 2) for piece in zip(*parts, strict=True))
+        return weighted, weight, largest
     scores = torch.matmul(query * scaling, key.transpose(2, 3)).float()
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
