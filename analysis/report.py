@@ -45,6 +45,7 @@ HEADINGS = (
 )
 
 
+_FULL_WIDTH = 170  # columns of a terminal that holds the whole table
 _COSTS = (
     "Compressor tokens: prompt and new tokens of every trajectory a method needs, each prompt counted once a trajectory (an"
     " engine that shares prefixes computes fewer). Selection tokens: reader tokens of the choice itself. Means a question."
@@ -225,14 +226,17 @@ def _show(
     rows: Sequence[Row], note: str, counts: dict[str, Any], collected: Collected, folder: Path, seconds: dict[str, float]
 ) -> None:
     # In a file or a pipe there is no width to keep to; the table then keeps its natural one.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _FULL_WIDTH)
+    columns = len(HEADINGS) if console.width >= _FULL_WIDTH else 6 if console.width >= 100 else 4
     shown = Table(title=None, show_lines=False, pad_edge=False)
-    for at, heading in enumerate(HEADINGS):
-        shown.add_column(heading, justify="left" if at == 0 else "right")
+    for at, heading in enumerate(HEADINGS[:columns]):
+        shown.add_column(heading, justify="left" if at == 0 else "right", overflow="fold")
     for row in rows:
-        shown.add_row(*_cells(row), style="bold" if row.verdicts else None)
+        shown.add_row(*_cells(row)[:columns], style="bold" if row.verdicts else None)
     console.print()
     console.print(shown)
+    if columns < len(HEADINGS):
+        console.print(f"(narrow terminal; also in table1.md: {', '.join(HEADINGS[columns:])})")
     console.print(note, markup=False)
     for metric, label, sentence in _verdicts(rows):
         console.print(f"{metric}: {label}: {sentence}", markup=False)

@@ -76,6 +76,7 @@ class StageFolder:
         self.identity = dict(identity)
         self.schema = schema
         self._listing: dict[str, list[Path]] | None = None
+        self._whole: dict[Path, tuple[int, int]] = {}
 
     def find(self, shard: Shard) -> Path | None:
         """The file of ``shard`` if it is there and undamaged. A damaged one is named, set aside, and counts as missing."""
@@ -86,7 +87,10 @@ class StageFolder:
         for path in self._listing.get(shard.stem, []):
             if not path.exists():
                 continue
-            if content_digest(path.read_bytes()) == path.stem.rpartition("-")[2]:
+            status = path.stat()
+            seen = (status.st_mtime_ns, status.st_size)
+            if self._whole.get(path) == seen or content_digest(path.read_bytes()) == path.stem.rpartition("-")[2]:
+                self._whole[path] = seen  # read in full once a process, unless it changes
                 return path
             log.warning("shard %s is damaged: it is set aside and computed again", path)
             path.replace(path.with_suffix(".damaged"))
