@@ -196,7 +196,7 @@ def table(pool: Pool, settings: Settings, choices: dict[str, Choice]) -> list[Ro
             against[usable.index(n)] if n in usable else _absent(choices[n].reason) for n in names
         ]
         p_values[metric] = holm(
-            [None if n not in usable or n == "compact" else _p(metric, columns[n], columns["compact"], seed) for n in names]
+            [None if n not in usable or n == "compact" else exact_p(columns[n], columns["compact"], seed) for n in names]
         )
         detectable[metric] = [
             None if n not in usable else minimum_detectable_difference(columns[n] - columns["compact"], level=level)
@@ -301,9 +301,9 @@ def _absent(reason: str) -> Estimate:
     return Estimate(None, None, None, 0, reason)
 
 
-def _p(metric: str, values: Floats, reference: Floats, seed: int) -> float | None:
-    """Exact McNemar for EM where both sides are 0 or 100, else a paired permutation test."""
-    if metric == "em" and np.isin(values, (0.0, 100.0)).all():
+def exact_p(values: Floats, reference: Floats, seed: int) -> float | None:
+    """Exact McNemar where both sides are 0 or 100 (EM), else a paired permutation test."""
+    if np.isin(values, (0.0, 100.0)).all() and np.isin(reference, (0.0, 100.0)).all():
         return mcnemar_exact(values / 100, reference / 100)
     return paired_permutation(values, reference, seed=seed)
 

@@ -25,7 +25,7 @@ from analysis.stats import (
     within_correlation_difference,
     within_group_pearson,
 )
-from analysis.table1 import Choice
+from analysis.table1 import Choice, exact_p
 from xcompress.settings import Settings
 
 
@@ -50,26 +50,65 @@ def verdicts(pool: Pool, settings: Settings, choices: Mapping[str, Choice]) -> l
     level = settings.statistics.level
     claims = _claims(pool, settings, choices, level)
     strict = _claims(pool, settings, choices, 1 - (1 - level) / len(claims))
+    alpha = 1 - level
     return [
-        Verdict(claim, paper, unit, estimate, _label(estimate), detectable, _label(corrected[3]))
-        for (claim, paper, unit, estimate, detectable), corrected in zip(claims, strict, strict=True)
+        Verdict(
+            claim=own.claim,
+            paper=own.paper,
+            unit=own.unit,
+            estimate=own.estimate,
+            label=label(own.estimate, own.p_value, alpha),
+            detectable=own.detectable,
+            corrected=label(corrected.estimate, corrected.p_value, alpha / len(claims)),
+        )
+        for own, corrected in zip(claims, strict, strict=True)
     ]
 
 
-_Claim = tuple[str, str, str, Estimate, float | None]
+@dataclass(frozen=True)
+class _Claim:
+    """A claim with the paper's figure, our difference, the exact test's p-value (points) and the detectable difference."""
+
+    claim: str
+    paper: str
+    unit: str
+    estimate: Estimate
+    p_value: float | None = None
+    detectable: float | None = None
+
+
+LEAST_QUESTIONS = 30  # with fewer that vary, a bootstrap over questions is far too narrow (see analysis/stats.py)
+
+
+def label(estimate: Estimate, p_value: float | None = None, alpha: float = 0.05) -> str:
+    """The verdict on a difference whose positive side is the paper's.
+
+    An interval that excludes 0 decides only if the exact test does not object (p above ``alpha``), and, for a correlation, if at
+    least ``LEAST_QUESTIONS`` questions vary.
+    """
+    if estimate.value is None:
+        return "NOT RUN"
+    if estimate.low is None or estimate.high is None or estimate.low <= 0 <= estimate.high:
+        return "INCONCLUSIVE"
+    if p_value is not None and p_value > alpha:
+        return "INCONCLUSIVE"
+    if estimate.groups is not None and estimate.groups < LEAST_QUESTIONS:
+        return "INCONCLUSIVE"
+    return "REPRODUCED" if estimate.low > 0 else "CONTRADICTED"
 
 
 def _claims(pool: Pool, settings: Settings, choices: Mapping[str, Choice], level: float) -> list[_Claim]:
-    """(claim, the paper's figure, unit, our difference, detectable difference)."""
     known = pool.labelled
     options: Any = {"seed": settings.seed, "level": level, "resamples": settings.statistics.resamples}
 
     def paired(claim: str, paper: str, better: Floats, worse: Floats, reason: str = "") -> _Claim:
         ours, theirs = better[known], worse[known]
         if reason or not len(ours):
-            return claim, paper, "points", Estimate(None, None, None, 0, reason or "no question has a gold answer"), None
+            absent = Estimate(None, None, None, 0, reason or "no question has a gold answer")
+            return _Claim(claim, paper, "points", absent)
         least = minimum_detectable_difference(ours - theirs, level=level)
-        return claim, paper, "points", paired_bootstrap(ours, theirs, **options), least
+        p_value = exact_p(ours, theirs, settings.seed)
+        return _Claim(claim, paper, "points", paired_bootstrap(ours, theirs, **options), p_value, least)
 
     method = choices[settings.method.name]
     compact, ungated, chance = choices["compact"], choices["lowest_sps"], choices["random"]
@@ -102,24 +141,16 @@ def _correlation_claims(pool: Pool, settings: Settings, options: Any) -> list[_C
         target = y.ravel()[known]
         name = f"SPS tracks {quality} within a question"
         figure = "0.50 to 0.75, form not stated"
-        claims.append((name, figure, "r", within_group_pearson(x, target, groups[known], **options), None))
-        for other, label in (("ppl", "PPL"), ("longppl", "LongPPL")):
+        claims.append(_Claim(name, figure, "r", within_group_pearson(x, target, groups[known], **options)))
+        for other, rival_name in (("ppl", "PPL"), ("longppl", "LongPPL")):
             rival = -values[other].ravel()[known]
             estimate = (
                 within_correlation_difference(x, rival, target, groups[known], **options)
                 if np.isfinite(rival).any()
-                else Estimate(None, None, None, 0, f"no {label} (not computed, or no key token)")
+                else Estimate(None, None, None, 0, f"no {rival_name} (not computed, or no key token)")
             )
-            claims.append((f"SPS tracks {quality} better than {label} within a question", "implied", "r", estimate, None))
+            claims.append(_Claim(f"SPS tracks {quality} better than {rival_name} within a question", "implied", "r", estimate))
     return claims
-
-
-def _label(estimate: Estimate) -> str:
-    if estimate.value is None:
-        return "NOT RUN"
-    if estimate.low is None or estimate.high is None or estimate.low <= 0 <= estimate.high:
-        return "INCONCLUSIVE"
-    return "REPRODUCED" if estimate.low > 0 else "CONTRADICTED"
 
 
 def write(found: Sequence[Verdict], settings: Settings, folder: Path, note: str) -> None:
@@ -148,8 +179,10 @@ def text(found: Sequence[Verdict], where: str) -> str:
     for verdict in found:
         digits = 1 if verdict.unit == "points" else 2
         figure = output.cell(verdict.estimate, True, digits)
-        least = f" (could detect {verdict.detectable:.1f})" if verdict.label == "INCONCLUSIVE" and verdict.detectable else ""
         n = verdict.estimate.groups or verdict.estimate.n
+        least = f" (could detect {verdict.detectable:.1f})" if verdict.label == "INCONCLUSIVE" and verdict.detectable else ""
+        if verdict.estimate.groups is not None and verdict.estimate.groups < LEAST_QUESTIONS:
+            least = f" (only {n} questions vary, {LEAST_QUESTIONS} needed)"
         rows.append([verdict.claim, f"**{verdict.label}**", figure + least, str(n), verdict.corrected, verdict.paper])
     headings = ["claim", "verdict", "our difference (positive: the paper's side)", "questions", "corrected", "paper"]
     return (

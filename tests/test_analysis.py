@@ -154,11 +154,14 @@ def test_verdicts_take_the_papers_side(tmp_path: Path) -> None:
     s = settings()
     found = {v.claim: v for v in verdicts.verdicts(pool(), s, choose(pool(), s))}
     best = found["max pooling beats mean pooling (EM)"]  # 100, 100, 100 against 0, 100, 0
-    assert best.estimate.value == pytest.approx(200 / 3) and best.label == verdicts._label(best.estimate)
+    assert best.estimate.value == pytest.approx(200 / 3) and best.label == "INCONCLUSIVE", "three questions"
     assert found["SPS tracks EM better than LongPPL within a question"].label == "NOT RUN"
-    assert verdicts._label(Estimate(1.0, 0.1, 2.0, 9)) == "REPRODUCED"
-    assert verdicts._label(Estimate(-1.0, -2.0, -0.1, 9)) == "CONTRADICTED"
-    assert verdicts._label(Estimate(1.0, 0.0, 2.0, 9)) == verdicts._label(Estimate(1.0, None, None, 1)) == "INCONCLUSIVE"
+    assert verdicts.label(Estimate(1.0, 0.1, 2.0, 9)) == "REPRODUCED"
+    assert verdicts.label(Estimate(-1.0, -2.0, -0.1, 9)) == "CONTRADICTED"
+    assert verdicts.label(Estimate(1.0, 0.0, 2.0, 9)) == verdicts.label(Estimate(1.0, None, None, 1)) == "INCONCLUSIVE"
+    assert verdicts.label(Estimate(1.0, 0.1, 2.0, 9), p_value=0.2) == "INCONCLUSIVE", "the exact test objects"
+    assert verdicts.label(Estimate(0.5, 0.1, 0.9, 20, groups=4)) == "INCONCLUSIVE", "four questions vary"
+    assert verdicts.label(Estimate(0.5, 0.1, 0.9, 200, groups=40)) == "REPRODUCED"
     none = pool(labelled=np.zeros(3, bool), quality=Quality(EM * NAN, F1 * NAN, EM * NAN))
     assert {v.label for v in verdicts.verdicts(none, s, choose(none, s))} == {"NOT RUN"}
     verdicts.write(list(found.values()), s, tmp_path, "note")
