@@ -83,8 +83,8 @@ LEAST_QUESTIONS = 30  # with fewer that vary, a bootstrap over questions is far 
 def label(estimate: Estimate, p_value: float | None = None, alpha: float = 0.05) -> str:
     """The verdict on a difference whose positive side is the paper's.
 
-    An interval that excludes 0 decides only if the exact test does not object (p above ``alpha``), and, for a correlation, if at
-    least ``LEAST_QUESTIONS`` questions vary.
+    An interval that excludes 0 decides only if the exact test does not object (p above ``alpha``) and, for a correlation, if
+    at least ``LEAST_QUESTIONS`` questions vary.
     """
     if estimate.value is None:
         return "NOT RUN"
