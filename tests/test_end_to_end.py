@@ -85,9 +85,20 @@ def test_kill_and_go_on(clean: tuple[Path, subprocess.CompletedProcess[str]], tm
     assert {name: (folder / name).read_bytes() for name in expected} == expected
 
 
+def hear_interrupts() -> None:
+    """In the child: undo an inherited "ignore SIGINT" (shells set it for background jobs, and so may a CI)."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_ctrl_c_says_what_to_do(tmp_path: Path) -> None:
     """Ctrl-C in the middle: no traceback, the exit code of an interrupt, and the sentence that the same command goes on."""
-    process = subprocess.Popen([*COMMAND, f"run_root={tmp_path}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*COMMAND, f"run_root={tmp_path}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_interrupts,
+    )
     deadline = time.monotonic() + 300
     while not list((tmp_path / "questions").rglob("manifest.json")) and time.monotonic() < deadline:
         time.sleep(0.05)
