@@ -17,6 +17,7 @@ from xcompress.store import write_atomically
 
 NAMES = ("table1", "correlation", "ablations", "specification", "verdicts")
 SUFFIXES = ("md", "csv", "json", "svg")
+LARGE = {"specification.csv", "specification.json"}  # a line for each of thousands of variants; the run's folder keeps them
 RECORDS = ("counts.json", "config.yaml", "provenance.json")
 
 
@@ -35,8 +36,12 @@ def publish(folder: Path, results: Path) -> Path:
     for stale in target.iterdir():
         stale.unlink()  # never a mix of two runs
     for name in [*RECORDS, *(f"{name}.{suffix}" for name in NAMES for suffix in SUFFIXES)]:
-        if (folder / name).is_file():
+        if (folder / name).is_file() and name not in LARGE:
             shutil.copyfile(folder / name, target / name)
+    config = target / "config.yaml"
+    if config.is_file():  # where the run lay on somebody's disk is nobody else's business
+        lines = config.read_text(encoding="utf-8").splitlines(keepends=True)
+        config.write_text("".join(line for line in lines if not line.startswith("run_root:")), encoding="utf-8")
     summarise(results)
     return target
 

@@ -176,9 +176,14 @@ def test_publishing_copies_numbers_and_no_text(tmp_path: Path) -> None:
     verdicts.write(verdicts.verdicts(pool(), s, choose(pool(), s)), s, folder, "note")
     (folder / "table1.json").write_text(json.dumps({"reader": "r", "dataset": "d"}))
     (folder / "candidates.parquet").write_bytes(b"text")
+    (folder / "specification.csv").write_text("thousands of lines")
+    (folder / "config.yaml").write_text("seed: 0\nrun_root: /home/somebody/runs\nlimit: 3\n")
     target = publish.publish(folder, tmp_path / "results")
     assert target == tmp_path / "results" / "r" / "d"
-    assert {path.name for path in target.iterdir()} == {"table1.json", "verdicts.md", "verdicts.csv", "verdicts.json"}
+    assert {path.name for path in target.iterdir()} == {
+        *("table1.json", "verdicts.md", "verdicts.csv", "verdicts.json", "config.yaml")
+    }
+    assert (target / "config.yaml").read_text() == "seed: 0\nlimit: 3\n"
     summary = (tmp_path / "results" / "verdicts.md").read_text()
     assert "r/d" in summary and "max pooling beats mean pooling" in summary
     with pytest.raises(UsageError, match=r"no table1\.json"):
