@@ -73,21 +73,21 @@ def resolve_layer(layer: str | int, blocks: int) -> int:
 def pool(states: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Pooled vectors [2, B, P, D] of right-padded states [B, T, D]; first token included / left out, P as :data:`POOLINGS`.
 
-    Padding is replaced by minus (plus) infinity before a maximum (minimum), never by zero: all real values may be negative.
+    Padding is replaced by the text's own last state before a maximum or minimum, never by zero: all real values may be
+    negative, and a repeated real value changes neither. (One copy serves both; infinities would take two.)
     """
     states = states.float()
     first = states[:, 0]
     rest = states[:, 1:]
     count = lengths - 1
     inside = torch.arange(rest.shape[1], device=states.device) < count[:, None]
+    last = states[torch.arange(len(states), device=states.device), count]
     if bool(inside.all()):
         high, low, total = rest.amax(1), rest.amin(1), rest.sum(1)
     else:
-        outside = ~inside[..., None]
-        high = rest.masked_fill(outside, float("-inf")).amax(1)
-        low = rest.masked_fill(outside, float("inf")).amin(1)
+        real = torch.where(inside[..., None], rest, last[:, None])
+        high, low = real.amax(1), real.amin(1)
         total = torch.bmm(inside[:, None].to(rest.dtype), rest).squeeze(1)
-    last = states[torch.arange(len(states), device=states.device), count]
     both = []
     for with_first in (True, False):
         if with_first:

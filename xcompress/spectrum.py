@@ -99,15 +99,18 @@ def check_orthonormal(basis: Basis, tolerance: float = 1e-4) -> None:
 def residuals(x: torch.Tensor, basis: Basis, ranks: Sequence[int]) -> torch.Tensor:
     """SPS of vectors ``x`` [..., D] at each rank: [..., len(ranks)] float32.
 
-    From coefficients c = V^T x the squared residual at every rank is a reversed cumulative sum of c^2, plus what lies outside
-    the span when the basis has fewer than D columns. Sums run in float64, smallest terms first.
+    From coefficients c = V^T x the squared residual at every rank is a sum of c^2 over the columns from that rank on, plus what
+    lies outside the span when the basis has fewer than D columns. Columns are summed once, between neighbouring ranks, in
+    float64, and those few sums are then accumulated from the smallest up.
     """
     vectors = basis.vectors.to(x.device)
     x = x.float() if basis.mean is None else x.float() - basis.mean.to(x.device)
-    squares = (x @ vectors).double().square()
-    tail = squares.flip(-1).cumsum(-1).flip(-1)  # tail[r] = sum over i >= r
-    tail = torch.cat([tail, torch.zeros_like(tail[..., :1])], -1)
+    squares = (x @ vectors).square()
+    bounds = sorted(set(ranks))
+    ends = [*bounds[1:], vectors.shape[1]]
+    parts = [squares[..., start:end].sum(-1, dtype=torch.float64) for start, end in zip(bounds, ends, strict=True)]
+    tail = torch.stack(parts, -1).flip(-1).cumsum(-1).flip(-1)
     if vectors.shape[1] < vectors.shape[0]:
-        outside = (x.double().square().sum(-1, keepdim=True) - squares.sum(-1, keepdim=True)).clamp_min(0)
-        tail = tail + outside
-    return tail[..., list(ranks)].sqrt().float()
+        inside = squares.sum(-1, keepdim=True, dtype=torch.float64)
+        tail = tail + (x.double().square().sum(-1, keepdim=True) - inside).clamp_min(0)
+    return tail[..., [bounds.index(rank) for rank in ranks]].sqrt().float()
