@@ -57,3 +57,33 @@ def gate_threshold(ratios: Sequence[float | None] | Floats, share: float) -> flo
 def gate_skips(ratio: float | None, threshold: float) -> bool:
     """Whether sampling is skipped: the initial summary's ratio lies above the threshold (an unscored one never does)."""
     return ratio is not None and bool(np.isfinite(ratio)) and float(ratio) > threshold
+
+
+class RollingGate:
+    """The gate of the authors' release: it judges each ratio by the last ones it has seen, so the order of questions matters.
+
+    The first ``size`` ratios fill the pool and are always sampled. Later ones are sampled at or below the pool's ``share``
+    quantile, and then take the place of its smallest ratio; the others are skipped and take the place of its largest.
+
+    Args:
+        share: quantile, 0.30 in the release.
+        size: ratios in the pool, 50 in the release.
+        pool: ratios seen before, from :attr:`pool` of an earlier gate.
+    """
+
+    def __init__(self, share: float, size: int, pool: Sequence[float] = ()) -> None:
+        self.share = share
+        self.size = size
+        self.pool = [float(ratio) for ratio in pool]
+
+    def skips(self, ratio: float | None) -> bool:
+        """Whether sampling is skipped; the ratio joins the pool (an unscored one is sampled and joins nothing)."""
+        if ratio is None or not np.isfinite(ratio):
+            return False
+        if len(self.pool) < self.size:
+            self.pool.append(float(ratio))
+            return False
+        sampled = float(ratio) <= float(np.quantile(self.pool, self.share))
+        place = int(np.argmin(self.pool)) if sampled else int(np.argmax(self.pool))
+        self.pool[place] = float(ratio)
+        return not sampled

@@ -136,11 +136,16 @@ class DatasetSettings:
 
 @dataclass(frozen=True)
 class MethodSettings:
-    """A method variant: which SPS, which gate, which pool."""
+    """A method variant: which SPS, which gate, which candidates, chosen when."""
 
     name: str
+    policy: str = "posthoc"
+    options: str = "sampled"
+    beams: int = 5
+    beam_penalty: float = 1.2
     gate: str = "paper"
     gate_share: float = 0.30
+    gate_pool: int = 50
     subspace: str = "embedding"
     layer: str | int = "penultimate"
     pooling: str = "max"
@@ -148,10 +153,20 @@ class MethodSettings:
     first_token: bool = True
     start_token: bool = False
     include_initial: bool = True
+    scoring_dtype: str | None = None
+    reading_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        _choice("method.gate", self.gate, ("paper", "none"))
+        _choice("method.policy", self.policy, ("posthoc", "stepwise"))
+        _choice("method.options", self.options, ("sampled", "beams"))
+        _choice("method.gate", self.gate, ("paper", "release", "none"))
         _choice("method.pooling", self.pooling, POOLINGS)
+        _positive("method.beams", self.beams)
+        _positive("method.gate_pool", self.gate_pool)
+        if self.beam_penalty <= 0:
+            raise UsageError("method.beam_penalty must be above 0; 1 is neutral")
+        if self.options == "beams" and self.policy != "stepwise":
+            raise UsageError("method.options=beams needs method.policy=stepwise: beams compete within a round")
         if not 0 < self.gate_share < 1:
             raise UsageError(f"method.gate_share must lie between 0 and 1, not {self.gate_share}")
 

@@ -29,10 +29,11 @@ class Request:
 
     Attributes:
         prompt: token ids, start token included where the tokenizer has one.
-        draws: one continuation each.
+        draws: one continuation each; none where ``beams`` is set.
         max_new_tokens: a hard limit, always set.
         stop: texts at which a continuation ends; they are not part of it.
         repetition_penalty: 1 is neutral; applies to prompt and continuation (Keskar et al. 2019, CTRL, section 4.1).
+        beams: 0, or the number of beams of a beam search, whose finished sequences are the continuations, best first.
     """
 
     prompt: tuple[int, ...]
@@ -40,6 +41,7 @@ class Request:
     max_new_tokens: int
     stop: tuple[str, ...] = ()
     repetition_penalty: float = 1.0
+    beams: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Engine(Protocol):
     max_context: int  # prompt and continuation together, in tokens
 
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[list[Generation]]:
-        """Generations of each request, one for each of its draws.
+        """Generations of each request: one for each of its draws, or ``beams`` of them.
 
         Raises:
             UsageError: a prompt plus its ``max_new_tokens`` does not fit ``max_context``; said before anything is computed.
@@ -117,3 +119,5 @@ def check_length(request: Request, max_context: int) -> None:
         raise UsageError("an empty prompt cannot be continued by a model whose tokenizer has no start token")
     if request.max_new_tokens < 1:
         raise UsageError(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
+    if request.beams and (request.draws or request.stop):
+        raise ValueError("a beam search has no draws, and ends at stop tokens only")

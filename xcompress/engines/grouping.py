@@ -74,14 +74,18 @@ def batches(
     prompt_lengths: Sequence[int],
     new_tokens: Sequence[int],
     cache_tokens: int,
+    whole: bool = False,
 ) -> Iterator[list[Group]]:
     """Groups that run together: like sizes and lengths side by side, within the memory for keys and values.
 
-    A group too large for one batch is split by rows (its prefix is then computed once a part). A single row always runs even if
-    it alone exceeds the budget.
+    A group too large for one batch is split by rows (its prefix is then computed once a part), unless groups must stay
+    ``whole``. A single row, or whole group, always runs even if it alone exceeds the budget.
     """
     parts: list[Group] = []
     for group in groups:
+        if whole:
+            parts.append(group)
+            continue
         members = sorted(group.members, key=lambda index: (prompt_lengths[index], index))
         part: list[int] = []
         for index in members:

@@ -18,6 +18,7 @@ import torch
 from xcompress.attention import Chunk, SharedPrefix, use
 from xcompress.checkpoint import Loaded, load, stop_ids
 from xcompress.engines.base import Draw, Generation, Progress, Request, check_length
+from xcompress.engines.beam import Beam, Beams, Continuation
 from xcompress.engines.grouping import Group, batches, share_prefixes
 from xcompress.engines.sampling import choose, penalise, uniforms
 from xcompress.schema import UsageError
@@ -74,6 +75,7 @@ class HFEngine:
         """See :class:`xcompress.engines.base.Engine`."""
         for request in requests:
             check_length(request, self.max_context)
+        searched = [at for at, request in enumerate(requests) if request.beams]
         rows = [
             _Row(at, number, request.prompt, draw, request.max_new_tokens, request.stop, request.repetition_penalty)
             for at, request in enumerate(requests)
@@ -85,6 +87,8 @@ class HFEngine:
         results: list[list[Generation]] = [[] for _ in requests]
         for row in rows:
             results[row.request].append(Generation(self._text(row), tuple(row.tokens), row.finish_reason, row.logprob_sum))
+        for at, beams in zip(searched, self._search([requests[at] for at in searched], progress), strict=True):
+            results[at] = [Generation(self._decode(b.tokens), b.tokens, b.finish_reason, b.logprob_sum) for b in beams]
         return results
 
     def loglikelihood(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
@@ -216,6 +220,86 @@ class HFEngine:
                 states = self.loaded.states(tokens[:, None], plan.suffix_positions[:, at : at + 1])
             plan.suffix_length += 1
             logits = self.loaded.logits(states[:, -1])
+
+    def _search(self, requests: Sequence[Request], progress: Progress | None) -> list[list[Beam]]:
+        """Beam searches, best sequence first. A request's beams are one group: they share all of the prompt but its last token."""
+        prompts = [request.prompt for request in requests for _ in range(request.beams)]
+        limits = [request.max_new_tokens for request in requests for _ in range(request.beams)]
+        first = [0]
+        for request in requests:
+            first.append(first[-1] + request.beams)
+        groups = [Group(len(request.prompt) - 1, tuple(range(first[at], first[at + 1]))) for at, request in enumerate(requests)]
+        owner = {index: at for at, group in enumerate(groups) for index in group.members}
+        found: list[list[Beam]] = [[] for _ in requests]
+        for batch in batches(groups, [len(p) for p in prompts], limits, self.cache_tokens, whole=True):
+            at = [owner[group.members[0]] for group in batch]
+            for index, beams in zip(at, self._beams(batch, [requests[i] for i in at], prompts, progress), strict=True):
+                found[index] = beams
+        return found
+
+    @torch.inference_mode()
+    def _beams(
+        self, batch: Sequence[Group], requests: Sequence[Request], prompts: Sequence[Sequence[int]], progress: Progress | None
+    ) -> list[list[Beam]]:
+        """The finished beams of one batch of requests, which leave it as they end."""
+        plan, states, lengths = self._prefill(batch, prompts, max(request.max_new_tokens for request in requests))
+        width = plan.rows_per_group  # a request with fewer beams has idle rows
+        searches = [Beams(request.beams, request.max_new_tokens, self.stop_ids) for request in requests]
+        live = list(range(len(requests)))
+        logits = self.loaded.logits(states[torch.arange(len(states)), lengths - 1])
+        del states
+        while True:
+            logprobs = logits.log_softmax(-1)
+            rows: list[int] = []  # row of the last step whose keys and values each row of the next one continues
+            tokens: list[int] = []
+            still: list[int] = []
+            for place, index in enumerate(live):
+                search, request = searches[index], requests[index]
+                own = logprobs[place * width : place * width + len(search.open)]
+                parents = search.step(self._best(own, search, request))
+                if progress is not None:
+                    progress(len(search.open))
+                if not parents:
+                    continue
+                still.append(index)
+                fill = width - len(parents)
+                rows += [place * width + parent for parent in [*parents, *parents[:1] * fill]]
+                tokens += [beam.tokens[-1] for beam in [*search.open, *search.open[:1] * fill]]
+            if not still:
+                return [search.finished for search in searches]
+            device = logits.device
+            kept = torch.tensor([place for place, index in enumerate(live) if index in set(still)], device=device)
+            if rows != list(range(len(live) * width)):
+                plan.select(torch.tensor(rows, device=device), kept, width)
+            live = still
+            assert plan.suffix_positions is not None
+            with use(plan):
+                at = plan.suffix_length
+                ids = torch.tensor(tokens, device=device)[:, None]
+                states = self.loaded.states(ids, plan.suffix_positions[:, at : at + 1])
+            plan.suffix_length += 1
+            logits = self.loaded.logits(states[:, -1])
+
+    def _best(self, logprobs: torch.Tensor, search: Beams, request: Request) -> list[Continuation]:
+        """The best continuations of a request's open beams [B, V], best first."""
+        scored = logprobs
+        if request.repetition_penalty != 1.0:
+            seen = torch.zeros_like(logprobs, dtype=torch.bool)
+            seen[:, torch.tensor(request.prompt, device=seen.device)] = True
+            for at, beam in enumerate(search.open):
+                seen[at, torch.tensor(beam.tokens, device=seen.device, dtype=torch.long)] = True
+            penalty = torch.full((len(logprobs),), request.repetition_penalty, device=logprobs.device)
+            scored = penalise(logprobs, seen, penalty)
+        sums = torch.tensor([beam.score for beam in search.open], device=logprobs.device)
+        total = (scored + sums[:, None]).flatten()
+        values, places = total.topk(min(search.wanted, len(total)))
+        own = logprobs.flatten()[places]
+        self._check_finite(float(values.sum()), "beam search")
+        vocabulary = logprobs.shape[1]
+        return [
+            Continuation(place // vocabulary, place % vocabulary, value, logprob)
+            for place, value, logprob in zip(places.tolist(), values.tolist(), own.tolist(), strict=True)
+        ]
 
     def _next(
         self,
