@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from analysis import figures, output
 from analysis.load import Floats, Pool
 from analysis.stats import Estimate, bootstrap_table, expected_best_of_k
+from analysis.table1 import gate_decisions
 from xcompress.forward import POOLINGS, resolve_layer
 from xcompress.selectors import gate_skips, gate_threshold, lowest
 from xcompress.settings import Settings
@@ -117,24 +119,29 @@ def _settings(
 
 def _by_number(pool: Pool, settings: Settings) -> list[Setting]:
     """K = 1, 2, ...: the exact expectation over all subsets of K sampled candidates, without and with the initial summary."""
-    sps = pool.view(settings.method)
     sampled = pool.quality.em.shape[1] - 1
     found: list[Setting] = []
     for name, with_initial in (("K (sampled only)", False), ("K (and the initial summary)", True)):
         chosen: dict[str, tuple[Floats, Floats]] = {}
         costs: dict[str, float] = {}
         for k in range(1, sampled + 1):
-            values = []
-            for quality in (pool.quality.em, pool.quality.f1):
-                column = np.full(len(quality), np.nan)
-                for at in np.flatnonzero(pool.labelled):
-                    column[at] = _expected(sps[at], quality[at], k, with_initial)
-                values.append(column)
-            chosen[str(k)] = (values[0], values[1])
+            chosen[str(k)] = (
+                expected_quality(pool, settings, pool.quality.em, k, with_initial),
+                expected_quality(pool, settings, pool.quality.f1, k, with_initial),
+            )
             per_candidate = pool.compressor_tokens[:, 1:].mean(1) * k
             costs[str(k)] = float((per_candidate + with_initial * pool.compressor_tokens[:, 0]).mean())
         found += _settings(pool, settings, name, chosen, str(settings.generation.candidates), costs)
     return found
+
+
+def expected_quality(pool: Pool, settings: Settings, quality: Floats, k: int, with_initial: bool) -> Floats:
+    """Expected quality [Q] of the lowest SPS over all subsets of ``k`` sampled candidates; NaN where unlabelled."""
+    sps = pool.view(settings.method)
+    column = np.full(len(quality), np.nan)
+    for at in np.flatnonzero(pool.labelled):
+        column[at] = _expected(sps[at], quality[at], k, with_initial)
+    return column
 
 
 def _expected(scores: Floats, values: Floats, k: int, with_initial: bool) -> float:
@@ -162,27 +169,34 @@ def _by_gate(pool: Pool, settings: Settings) -> list[Setting]:
     method = settings.method
     sampled_em, sampled_f1 = choice_by_sps(pool, settings)
     ratios = pool.calibration_ratios(method)
-    chosen: dict[str, tuple[Floats, Floats]] = {}
-    costs: dict[str, float] = {}
+    decisions: dict[str, Any] = {}
     for share in np.round(np.arange(0.0, 1.01, 0.1), 2):
         threshold = -np.inf if share == 1 else np.inf if share == 0 else gate_threshold(ratios, float(share))
         assert threshold is not None
-        skips = np.array([gate_skips(ratio, float(threshold)) for ratio in pool.initial_ratio(method)])
-        key = f"{share:.1f}"
+        decisions[f"{share:.1f}"] = [gate_skips(ratio, float(threshold)) for ratio in pool.initial_ratio(method)]
+    # The gate of the release judges by the test questions before, in their order, and by no calibration.
+    decisions[RELEASE] = gate_decisions(pool, replace(method, gate="release", gate_share=0.30))
+    chosen: dict[str, tuple[Floats, Floats]] = {}
+    costs: dict[str, float] = {}
+    for key, decided in decisions.items():
+        skips = np.asarray(decided)
         chosen[key] = (
             np.where(skips, pool.quality.em[:, 0], sampled_em),
             np.where(skips, pool.quality.f1[:, 0], sampled_f1),
         )
         costs[key] = float(np.where(skips, pool.compressor_tokens[:, 0], pool.compressor_tokens.sum(1)).mean())
-    return _settings(pool, settings, "gate (share kept on calibration)", chosen, f"{method.gate_share:.1f}", costs)
+    own = RELEASE if method.gate == "release" else f"{method.gate_share:.1f}"
+    return _settings(pool, settings, "gate (share kept on calibration)", chosen, own, costs)
 
 
-PAPER = {"max": 37.6, "mean": 36.2, "last": 33.6}  # HotpotQA EM by pooling (AAAI 2026, ablation); the digest names no reader
+RELEASE = "release (rolling)"
+PAPER = Path(__file__).parent / "paper" / "ablations.yaml"
 
 
 def write(pool: Pool, settings: Settings, folder: Path, note: str) -> list[Setting]:
     """``ablations.{csv,md,json,svg}``: one block per ablation, the default marked."""
     found = ablations(pool, settings)
+    paper = yaml.safe_load(PAPER.read_text(encoding="utf-8"))
     records = []
     text = [
         "# Ablations",
@@ -214,8 +228,9 @@ def write(pool: Pool, settings: Settings, folder: Path, note: str) -> list[Setti
                 }
             )
         text += [f"## {name}", "", output.markdown(headings, rows)]
-        if name == "pooling" and settings.dataset.name == "hotpotqa":
-            text += [f"The paper's EM: {', '.join(f'{key} {value}' for key, value in PAPER.items())}.", ""]
+        cells = paper.get(settings.dataset.name, {}).get(name, {})
+        if cells:
+            text += [f"The paper's EM: {', '.join(f'{key} {value}' for key, value in cells.items())} (reader not stated).", ""]
     output.write_table(folder, "ablations", records, "\n".join(text), {"note": note})
     write_atomically(folder / "ablations.svg", figures.ablations(found, settings))
     return found

@@ -18,6 +18,7 @@ from xcompress.settings import Settings
 if TYPE_CHECKING:
     from analysis.ablations import Setting
     from analysis.correlation import Cell
+    from analysis.regret import Regret
     from analysis.specification import Curve
     from analysis.table1 import Row
 
@@ -123,11 +124,15 @@ def ablations(settings_found: Sequence[Setting], settings: Settings) -> bytes:
         if gate:
             axis = panels[len(shown)]
             measured = [setting for setting in gate if setting.em.value is not None]
-            axis.plot([s.cost for s in measured], [s.em.value for s in measured], color=BLUE, linewidth=1)
+            static = [setting for setting in measured if not setting.value.startswith("release")]
+            axis.plot([s.cost for s in static], [s.em.value for s in static], color=BLUE, linewidth=1)
             for setting in measured:
-                axis.plot(
-                    setting.cost, setting.em.value, "D" if setting.default else "o", color=ORANGE if setting.default else BLUE
-                )
+                release = setting not in static
+                marker = "^" if release else "D" if setting.default else "o"
+                axis.plot(setting.cost, setting.em.value, marker, color=ORANGE if setting.default or release else BLUE)
+                if setting.default or release:
+                    mark = "release" if release else "paper" if settings.method.gate == "paper" else "own"
+                    axis.annotate(mark, (setting.cost, setting.em.value), (4, 4), textcoords="offset points", fontsize=8)
             axis.set_title("gate: EM against compressor tokens", fontsize=10)
             axis.set_xlabel("compressor tokens a question", fontsize=8)
             axis.set_ylabel("EM", fontsize=8)
@@ -135,6 +140,28 @@ def ablations(settings_found: Sequence[Setting], settings: Settings) -> bytes:
             axis.set_visible(False)
         figure.suptitle(
             "Lowest SPS, one thing varied at a time; diamonds: the default; bars: intervals over questions", fontsize=10
+        )
+        return _svg(figure)
+
+
+def regret(found: Sequence[Regret], settings: Settings) -> bytes:
+    """Share of the oracle's headroom over CompAct that each selector captures; EM circles, F1 squares."""
+    names = list(dict.fromkeys(entry.name for entry in found))
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(8, 0.34 * len(names) + 1.3), layout="constrained")
+        axis.axvline(0, color=GREY, linewidth=1)
+        axis.axvline(1, color=GREY, linewidth=1, linestyle=":")
+        for entry in found:
+            at = names.index(entry.name) + (-0.15 if entry.metric == "em" else 0.15)
+            first = entry.metric == "em"
+            _point(axis, entry.of_initial, at, BLUE if first else ORANGE, "o" if first else "s")
+        axis.set_yticks(range(len(names)), [next(e.label for e in found if e.name == name) for name in names])
+        axis.invert_yaxis()
+        axis.set_xlabel("share of the oracle's headroom over CompAct (0: CompAct, 1: oracle)")
+        axis.grid(axis="x", color="#dddddd", linewidth=0.6)
+        n = max((entry.regret.n for entry in found), default=0)
+        figure.suptitle(
+            f"Selection: EM circles, F1 squares; {settings.reader.name}, {settings.dataset.name}, n = {n}", fontsize=10
         )
         return _svg(figure)
 

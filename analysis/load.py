@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xcompress import views
 from xcompress.answers import containment, exact_match, f1
-from xcompress.forward import resolve_layer
 from xcompress.perplexity import long_nll
 from xcompress.pipeline import Collected
-from xcompress.schema import Question, UsageError
+from xcompress.schema import Question
 from xcompress.selectors import gate_threshold
 from xcompress.settings import MethodSettings
 
@@ -33,6 +33,29 @@ class Quality:
     em: Floats
     f1: Floats
     containment: Floats
+
+
+@dataclass(frozen=True)
+class Stepwise:
+    """The trajectory that a stepwise method chose round by round; arrays [Q].
+
+    Attributes:
+        quality: of reading its last summary.
+        tokens: of that summary under the reader.
+        compressor_tokens: prompt and new tokens of every option of every round.
+        scored_tokens: summary tokens scored to choose.
+        kept: share of its rounds in which the gate kept the greedy output.
+        drawn: whether anything was drawn in any round.
+        shared: outputs taken from the pool, of all outputs (two totals).
+    """
+
+    quality: Quality
+    tokens: Floats
+    compressor_tokens: Floats
+    scored_tokens: Floats
+    kept: Floats
+    drawn: npt.NDArray[np.bool_]
+    shared: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -59,6 +82,7 @@ class Pool:
         calibration_ratio: [C, start, first] ratios of the calibration split's initial summaries.
         axes: the values along sps's axes.
         summaries, predictions: texts [Q][K + 1].
+        stepwise: where the method chooses in every round, what it chose.
     """
 
     questions: list[Question]
@@ -82,28 +106,16 @@ class Pool:
     axes: Mapping[str, list[Any]]
     summaries: list[list[str]]
     predictions: list[list[str]]
+    stepwise: Stepwise | None = None
 
     @property
     def blocks(self) -> int:
         """Number of blocks of the reader."""
-        return len(self.axes["layer"]) - 2
+        return views.blocks(self.axes)
 
     def place(self, method: MethodSettings) -> tuple[int, int, int, int, int, int]:
-        """Index of the variant that ``method`` names along the axes start, first, subspace, layer, pooling, energy.
-
-        Raises:
-            UsageError: the reader has no such variant.
-        """
-        if method.subspace not in self.axes["subspace"]:
-            raise UsageError(f"method.subspace={method.subspace} was not scored; there is {', '.join(self.axes['subspace'])}")
-        return (
-            self._start(method),
-            self.axes["first_token"].index(method.first_token),
-            self.axes["subspace"].index(method.subspace),
-            resolve_layer(method.layer, self.blocks),
-            self.axes["pooling"].index(method.pooling),
-            int(np.argmin(np.abs(np.array(self.axes["energy"]) - method.energy))),
-        )
+        """See :func:`xcompress.views.sps_place`."""
+        return views.sps_place(self.axes, method)
 
     def view(self, method: MethodSettings) -> Floats:
         """SPS [Q, K + 1] of the variant that ``method`` names."""
@@ -113,7 +125,8 @@ class Pool:
 
     def initial_ratio(self, method: MethodSettings) -> Floats:
         """Concentration ratio [Q] of the initial summaries under the method's token rules."""
-        ratio: Floats = self.ratio[:, 0, self._start(method), self.axes["first_token"].index(method.first_token)]
+        start, first = views.ratio_place(self.axes, method)
+        ratio: Floats = self.ratio[:, 0, start, first]
         return ratio
 
     def threshold(self, method: MethodSettings) -> float | None:
@@ -122,16 +135,10 @@ class Pool:
             return None
         return gate_threshold(self.calibration_ratios(method), method.gate_share)
 
-    def _start(self, method: MethodSettings) -> int:
-        rules: list[bool] = self.axes["start_token"]
-        if method.start_token not in rules:
-            raise UsageError(f"method.start_token={method.start_token} was not scored; there is {rules}")
-        return rules.index(method.start_token)
-
     def calibration_ratios(self, method: MethodSettings) -> Floats:
         """Concentration ratios [C] of the calibration split under the method's token rules."""
-        first = self.axes["first_token"].index(method.first_token)
-        ratios: Floats = self.calibration_ratio[:, self._start(method), first]
+        start, first = views.ratio_place(self.axes, method)
+        ratios: Floats = self.calibration_ratio[:, start, first]
         return ratios
 
 
@@ -213,7 +220,30 @@ def to_pool(collected: Collected) -> Pool:
         axes=axes,
         summaries=summaries,
         predictions=predictions,
+        stepwise=_stepwise(collected, place) if collected.stepwise else None,
     )
+
+
+def _stepwise(collected: Collected, place: Mapping[str, int]) -> Stepwise:
+    questions = collected.questions
+    tokens, cost, scored, kept = (np.full(len(questions), np.nan) for _ in range(4))
+    drawn = np.zeros(len(questions), bool)
+    shared = outputs = 0
+    for row in collected.stepwise:
+        at = place[row["question_id"]]
+        options = [option for step in row["steps"] for option in step["options"]]
+        last = row["steps"][-1]
+        tokens[at] = last["options"][last["chosen"]]["tokens"]
+        cost[at], scored[at] = row["compressor_tokens"], row["scored_tokens"]
+        kept[at] = float(np.mean([step["skipped"] for step in row["steps"]]))
+        drawn[at] = kept[at] < 1
+        shared += sum(option["shared"] for option in options)
+        outputs += len(options)
+    predictions = [[""] for _ in questions]
+    for row in collected.stepwise_answers:
+        predictions[place[row["question_id"]]] = [row["prediction"]]
+    quality = _flat(_quality(questions, predictions, collected.settings.dataset.empty_golds))
+    return Stepwise(quality, tokens, cost, scored, kept, drawn, (shared, outputs))
 
 
 def _quality(questions: list[Question], predictions: list[list[str]], empty_golds: Any) -> Quality:

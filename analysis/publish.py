@@ -15,7 +15,7 @@ from xcompress.config import ROOT
 from xcompress.schema import UsageError
 from xcompress.store import write_atomically
 
-NAMES = ("table1", "correlation", "ablations", "specification", "verdicts")
+NAMES = ("table1", "correlation", "ablations", "regret", "differences", "specification", "verdicts")
 SUFFIXES = ("md", "csv", "json", "svg")
 LARGE = {"specification.csv", "specification.json"}  # a line for each of thousands of variants; the run's folder keeps them
 RECORDS = ("counts.json", "config.yaml", "provenance.json")

@@ -19,7 +19,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from analysis import ablations, correlation, figures, specification, verdicts
+from analysis import ablations, correlation, differences, figures, regret, specification, verdicts
 from analysis.counts import count
 from analysis.load import Pool, to_pool
 from analysis.output import cell, markdown
@@ -71,6 +71,8 @@ def write_tables(collected: Collected, started: float) -> Path:
     write_atomically(folder / "table1.svg", figures.differences(rows, settings))
     correlation.write(pool, settings, folder, note)
     ablations.write(pool, settings, folder, note)
+    regret.write(pool, settings, choices, folder, note)
+    differences.write(pool, settings, folder, note)
     specification.write(pool, settings, folder, note)
     verdicts.write(verdicts.verdicts(pool, settings, choices), settings, folder, note)
     write_json(folder / "counts.json", counts)
@@ -98,13 +100,18 @@ def _note(pool: Pool, settings: Settings) -> str:
         f" first token {'pooled' if method.first_token else 'left out'},"
         f" {'after a start token' if method.start_token else 'no start token'}"
     )
-    threshold = pool.threshold(method) if method.gate != "none" else None
-    gate = (
-        "no gate"
-        if threshold is None
-        else f"gate: ratio above {threshold:.4g} keeps the initial summary"
-        f" (from {len(pool.calibration_ratio)} calibration questions)"
-    )
+    threshold = pool.threshold(method) if method.gate == "paper" else None
+    gate = "no gate"
+    if method.gate == "release":
+        gate = f"gate: rolling, the first {method.gate_pool} always sampled, then at or below quantile {method.gate_share}"
+    elif threshold is not None:
+        gate = (
+            f"gate: ratio above {threshold:.4g} keeps the initial summary"
+            f" (from {len(pool.calibration_ratio)} calibration questions)"
+        )
+    if method.policy == "stepwise":
+        options = f"{method.beams} beams" if method.options == "beams" else "samples"
+        gate += f"; chosen in every round among the greedy output and {options}"
     labelled = int(pool.labelled.sum())
     return (
         f"Reader {settings.reader.name}, compressor {settings.compressor.name}, data set {settings.dataset.name}"
@@ -252,6 +259,6 @@ def _show(
         f"prepare {seconds['prepare']:.1f} s, analyse {seconds['analyse']:.1f} s; this command: {seconds['command']:.0f} s"
     )
     console.print(
-        f"tables: {folder}/table1.md (also verdicts, correlation, ablations, specification; each as .md, .csv, .json, .svg)",
+        f"tables: {folder}/table1.md; beside it: verdicts, correlation, ablations, regret, differences, specification",
         soft_wrap=True,
     )

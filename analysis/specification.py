@@ -20,7 +20,7 @@ from analysis.load import Floats, Pool
 from xcompress.settings import Settings
 from xcompress.store import write_atomically
 
-_CHUNK = 256  # resamples held at once
+_BLOCK = 1024  # variants resampled at once
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,21 @@ def _bootstrap(differences: Floats, settings: Settings) -> tuple[Floats, Floats,
         return nothing, nothing, None
     generator = np.random.default_rng(settings.seed)
     resamples = settings.statistics.resamples
-    means = np.empty((resamples, variants), np.float32)
-    for at in range(0, resamples, _CHUNK):
-        draws = generator.integers(0, questions, (min(_CHUNK, resamples - at), questions))
-        counts = np.stack([np.bincount(draw, minlength=questions) for draw in draws])
-        means[at : at + len(draws)] = counts @ differences / questions
+    counts = np.empty((resamples, questions))
+    for at in range(resamples):
+        counts[at] = np.bincount(generator.integers(0, questions, questions), minlength=questions)
+    # Thousands of variants make far fewer different choices; each is resampled once.
+    distinct, place = np.unique(differences, axis=1, return_inverse=True)
     tail = (1 - settings.statistics.level) / 2
-    low, high = np.quantile(means, [tail, 1 - tail], axis=0)
-    own = differences.mean(0)
-    largest = (means - own).max(1)
-    best_p = (1 + int((largest >= own.max() - 1e-9).sum())) / (1 + resamples)
+    bounds = np.empty((2, distinct.shape[1]))
+    largest = np.full(resamples, -np.inf)
+    for at in range(0, distinct.shape[1], _BLOCK):
+        block = distinct[:, at : at + _BLOCK]
+        means = counts @ block / questions  # whole numbers (EM): exact, whatever the order of summation
+        bounds[:, at : at + _BLOCK] = np.quantile(means, [tail, 1 - tail], axis=0)
+        largest = np.maximum(largest, (means - block.mean(0)).max(1))
+    best_p = (1 + int((largest >= differences.mean(0).max() - 1e-9).sum())) / (1 + resamples)
+    low, high = bounds[:, place.ravel()]
     return low, high, float(best_p)
 
 

@@ -153,6 +153,37 @@ def paired_bootstrap(a: Array, b: Array, *, seed: int, level: float = 0.95, resa
     return bootstrap_mean(_differences(a, b), seed=seed, level=level, resamples=resamples)
 
 
+def bootstrap_ratio(
+    numerator: Array, denominator: Array, *, seed: int, level: float = 0.95, resamples: int = 10_000
+) -> Estimate:
+    """Ratio of two means over the same rows [n], with a percentile interval that takes the ratio anew in every resample.
+
+    n/a where the denominator's mean is not positive. The interval is n/a where more than ``UNDEFINED_SHARE`` of the resamples
+    have no positive denominator: the ratio is then not a stable quantity. ValueError: shapes differ, NaN or infinity.
+    """
+    over, under = _finite(numerator), _finite(denominator)
+    if over.shape != under.shape:
+        raise ValueError(f"pairs needed, got shapes {over.shape} and {under.shape}")
+    n = len(over)
+    if n == 0:
+        return Estimate(None, None, None, 0, "n = 0, at least 1 needed")
+    if under.mean() <= 0:
+        return Estimate(None, None, None, n, "nothing to take a share of")
+    value = float(over.mean() / under.mean())
+    if n == 1:
+        return Estimate(value, None, None, 1, "n = 1, at least 2 needed for an interval")
+    sums: list[list[Floats]] = [[], []]
+    for counts in _resample_counts(n, resamples, seed):
+        for j, column in enumerate((over, under)):  # no BLAS, as in bootstrap_table
+            sums[j].append(np.einsum("rn,n->r", counts, column))
+    above, below = (np.concatenate(parts) for parts in sums)
+    usable = below > 0
+    if usable.mean() < 1 - UNDEFINED_SHARE:
+        return Estimate(value, None, None, n, "too many resamples have nothing to take a share of")
+    low, high = _percentiles(above[usable] / below[usable], level)
+    return Estimate(value, low, high, n)
+
+
 def mcnemar_exact(a: Array, b: Array) -> float | None:
     """Two-sided p-value of McNemar's exact test on 0/1 outcomes `a` [n] and `b` [n] (binomial on discordant pairs).
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import yaml
 
 from analysis.load import Floats, Pool
@@ -21,7 +22,7 @@ from analysis.stats import (
     verdict,
 )
 from xcompress.answers import normalize
-from xcompress.selectors import gate_skips, lowest, majority, oracle
+from xcompress.selectors import RollingGate, gate_skips, lowest, majority, oracle
 from xcompress.settings import MethodSettings, Settings
 
 PAPER = Path(__file__).parent / "paper" / "table1.yaml"
@@ -132,19 +133,42 @@ def _not_computed(questions: int) -> Choice:
     return Choice(nothing, nothing, nothing, nothing, reason="not computed: scoring.rivals=true and the score stage")
 
 
+def gate_decisions(pool: Pool, method: MethodSettings) -> npt.NDArray[np.bool_] | None:
+    """Which questions [Q] keep their initial summary; None where the gate cannot be set."""
+    ratios = pool.initial_ratio(method)
+    if method.gate == "none":
+        return np.zeros(len(ratios), bool)
+    if method.gate == "release":
+        gate = RollingGate(method.gate_share, method.gate_pool)
+        return np.array([gate.skips(ratio) for ratio in ratios])
+    threshold = pool.threshold(method)
+    return None if threshold is None else np.array([gate_skips(ratio, threshold) for ratio in ratios])
+
+
 def _gated(pool: Pool, settings: Settings, ungated: Choice, picked: Callable[..., Choice]) -> Choice:
     """Gate, then the lowest SPS: a question the gate skips costs and reads its initial summary alone."""
     method = settings.method
     assert ungated.picks is not None
-    if method.gate == "none":
-        return picked(ungated.picks, ungated.compressor_tokens, ungated.fallbacks, 0, ungated.selection_tokens)
-    threshold = pool.threshold(method)
-    if threshold is None:
-        nothing = np.full(len(pool.questions), np.nan)
+    nothing = np.full(len(pool.questions), np.nan)
+    if method.policy == "stepwise":
+        found = pool.stepwise
+        if found is None:
+            return Choice(nothing, nothing, nothing, nothing, reason="not computed: the stepwise stage")
+        return Choice(
+            found.quality.em,
+            found.quality.f1,
+            found.tokens,
+            found.compressor_tokens,
+            float(found.scored_tokens.mean()),
+            skipped=int((~found.drawn).sum()),
+        )
+    skips = gate_decisions(pool, method)
+    if skips is None:
         return Choice(
             nothing, nothing, nothing, nothing, reason="no calibration questions: set dataset.calibration_path or _holdout"
         )
-    skips = np.array([gate_skips(ratio, threshold) for ratio in pool.initial_ratio(method)])
+    if method.gate == "none":
+        return picked(ungated.picks, ungated.compressor_tokens, ungated.fallbacks, 0, ungated.selection_tokens)
     # Sampling follows the gate, so its cost always includes the initial summary.
     cost = np.where(skips, pool.compressor_tokens[:, 0], pool.compressor_tokens.sum(1))
     # The ratio comes with the initial summary's scoring pass; the others are scored only where they were sampled.
@@ -169,9 +193,14 @@ def labels(settings: Settings) -> dict[str, str]:
         "confidence": "answer confidence",
         "majority": "majority answer",
         "lowest_sps": "lowest SPS",
-        settings.method.name: "xCompress (gate + SPS)" if settings.method.gate != "none" else "xCompress (no gate)",
+        settings.method.name: _own_label(settings.method),
         "oracle": "oracle",
     }
+
+
+def _own_label(method: MethodSettings) -> str:
+    gate = {"paper": "gate + SPS", "release": "rolling gate + SPS", "none": "no gate"}[method.gate]
+    return f"xCompress ({gate}{', stepwise' if method.policy == 'stepwise' else ''})"
 
 
 def table(pool: Pool, settings: Settings, choices: dict[str, Choice]) -> list[Row]:

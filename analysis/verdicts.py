@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from analysis import output
-from analysis.ablations import choice_by_sps
+from analysis.ablations import choice_by_sps, expected_quality
 from analysis.correlation import metrics
 from analysis.load import Floats, Pool
 from analysis.stats import (
@@ -27,6 +28,8 @@ from analysis.stats import (
 )
 from analysis.table1 import Choice, exact_p
 from xcompress.settings import Settings
+
+PAPER = Path(__file__).parent / "paper" / "claims.yaml"
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,10 @@ def _claims(pool: Pool, settings: Settings, choices: Mapping[str, Choice], level
     known = pool.labelled
     options: Any = {"seed": settings.seed, "level": level, "resamples": settings.statistics.resamples}
 
-    def paired(claim: str, paper: str, better: Floats, worse: Floats, reason: str = "") -> _Claim:
+    papers: dict[str, str] = yaml.safe_load(PAPER.read_text(encoding="utf-8"))
+
+    def paired(claim: str, better: Floats, worse: Floats, reason: str = "") -> _Claim:
+        paper = papers.get(claim, "implied")
         ours, theirs = better[known], worse[known]
         if reason or not len(ours):
             absent = Estimate(None, None, None, 0, reason or "no question has a gold answer")
@@ -113,24 +119,28 @@ def _claims(pool: Pool, settings: Settings, choices: Mapping[str, Choice], level
     method = choices[settings.method.name]
     compact, ungated, chance = choices["compact"], choices["lowest_sps"], choices["random"]
     claims = [
-        paired("xCompress beats CompAct (EM)", "+3.6 (LLaMA 3.1 8B, HotpotQA)", method.em, compact.em, method.reason),
-        paired("xCompress beats CompAct (F1)", "+4.7 (LLaMA 3.1 8B, HotpotQA)", method.f1, compact.f1, method.reason),
-        paired("lowest SPS beats lowest PPL (EM)", "implied", ungated.em, choices["lowest_ppl"].em),
-        paired("lowest SPS beats lowest PPL (F1)", "implied", ungated.f1, choices["lowest_ppl"].f1),
-        paired("lowest SPS beats a random candidate (EM)", "implied", ungated.em, chance.em),
-        paired("lowest SPS beats a random candidate (F1)", "implied", ungated.f1, chance.f1),
+        paired("xCompress beats CompAct (EM)", method.em, compact.em, method.reason),
+        paired("xCompress beats CompAct (F1)", method.f1, compact.f1, method.reason),
+        paired("lowest SPS beats lowest PPL (EM)", ungated.em, choices["lowest_ppl"].em),
+        paired("lowest SPS beats lowest PPL (F1)", ungated.f1, choices["lowest_ppl"].f1),
+        paired("lowest SPS beats a random candidate (EM)", ungated.em, chance.em),
+        paired("lowest SPS beats a random candidate (F1)", ungated.f1, chance.f1),
     ]
     default, _ = choice_by_sps(pool, settings)
-    for name, change, paper in (
-        ("max pooling beats mean pooling (EM)", {"pooling": "mean"}, "+1.4 (HotpotQA)"),
-        ("max pooling beats the last token (EM)", {"pooling": "last"}, "+4.0 (HotpotQA)"),
-        ("the penultimate layer beats the last (EM)", {"layer": "last"}, "stated, no figure known"),
+    for name, change in (
+        ("max pooling beats mean pooling (EM)", {"pooling": "mean"}),
+        ("max pooling beats the last token (EM)", {"pooling": "last"}),
+        ("the penultimate layer beats the last (EM)", {"layer": "last"}),
     ):
-        claims.append(paired(name, paper, default, choice_by_sps(pool, settings, **change)[0]))
-    return claims + _correlation_claims(pool, settings, options)
+        claims.append(paired(name, default, choice_by_sps(pool, settings, **change)[0]))
+    most = settings.generation.candidates
+    if most > 1:
+        few, many = (expected_quality(pool, settings, pool.quality.em, k, with_initial=True) for k in (1, most))
+        claims.append(paired(f"lowest SPS of {most} samples beats that of 1 (EM)", many, few))
+    return claims + _correlation_claims(pool, settings, papers, options)
 
 
-def _correlation_claims(pool: Pool, settings: Settings, options: Any) -> list[_Claim]:
+def _correlation_claims(pool: Pool, settings: Settings, papers: Mapping[str, str], options: Any) -> list[_Claim]:
     """SPS tracks quality, and better than PPL and LongPPL do, within questions."""
     values = metrics(pool, settings)
     groups = np.repeat(np.arange(len(pool.questions)), pool.quality.em.shape[1])
@@ -140,8 +150,7 @@ def _correlation_claims(pool: Pool, settings: Settings, options: Any) -> list[_C
         x = -values["sps"].ravel()[known]
         target = y.ravel()[known]
         name = f"SPS tracks {quality} within a question"
-        figure = "0.50 to 0.75, form not stated"
-        claims.append(_Claim(name, figure, "r", within_group_pearson(x, target, groups[known], **options)))
+        claims.append(_Claim(name, papers.get(name, "implied"), "r", within_group_pearson(x, target, groups[known], **options)))
         for other, rival_name in (("ppl", "PPL"), ("longppl", "LongPPL")):
             rival = -values[other].ravel()[known]
             estimate = (

@@ -166,7 +166,7 @@ def test_verdicts_take_the_papers_side(tmp_path: Path) -> None:
     assert {v.label for v in verdicts.verdicts(none, s, choose(none, s))} == {"NOT RUN"}
     verdicts.write(list(found.values()), s, tmp_path, "note")
     rows = json.loads((tmp_path / "verdicts.json").read_text(), parse_constant=pytest.fail)["rows"]
-    assert len(rows) == len(found) == 15
+    assert len(rows) == len(found) == 16
 
 
 def test_publishing_copies_numbers_and_no_text(tmp_path: Path) -> None:

@@ -48,9 +48,7 @@ def reference(model: Any, prompt: tuple[int, ...], stops: frozenset[int], beams:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("penalty", [1.0, 1.2])
-def test_equal_to_transformers(
-    family: str, penalty: float, tiny: Callable[[str], Loaded], eager: Callable[[str], Any]
-) -> None:
+def test_equal_to_transformers(family: str, penalty: float, tiny: Callable[[str], Loaded], eager: Callable[[str], Any]) -> None:
     """Same sequences in the same order; several prompts at once, of one group and of none, some ending early."""
     engine = HFEngine(tiny(family))
     # A tiny random model hardly ever stops of itself: more stop tokens make sequences end at all lengths.

@@ -149,7 +149,7 @@ def change(**values: Any) -> dict[str, Any]:
         ({"scoring__energies": [0.95, 1.5]}, "scoring.energies must be levels"),
         ({"scoring__start_token": [True]}, "method.start_token=False is not among"),
         ({"method__energy": 0.94}, "method.energy=0.94 is not among scoring.energies"),
-        ({"method__gate": "papr"}, r"method.gate=papr is not known \(did you mean paper\?\); choose from paper, none"),
+        ({"method__gate": "papr"}, r"method.gate=papr is not known \(did you mean paper\?\); choose from paper, release, none"),
         ({"method__pooling": "maxx"}, "method.pooling=maxx is not known"),
         ({"method__gate_share": 1.0}, "method.gate_share must lie between 0 and 1"),
         ({"compressor__judge": "score"}, "compressor.judge=score is not known"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import time
@@ -11,16 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from xcompress import checkpoint
 from xcompress.checkpoint import fingerprint, locate
 from xcompress.engines.base import Engine, Progress
 from xcompress.forward import resolve_layer
 from xcompress.progress import Bar
 from xcompress.prompts import COMPRESSOR_PARTS, READER_PARTS, load_demos, load_template, start_token
-from xcompress.schema import ANSWERS, CANDIDATES, QUESTIONS, RIVALS, SCORES, Question, UsageError, from_row, to_row
+from xcompress.schema import ANSWERS, CANDIDATES, QUESTIONS, RIVALS, SCORES, STEPWISE, Question, UsageError, from_row, to_row
+from xcompress.selectors import RollingGate, gate_threshold
 from xcompress.settings import ModelSettings, Settings, SourceSettings
-from xcompress.stages import generate, prepare, read, rivals, score
+from xcompress.stages import generate, prepare, read, rivals, score, stepwise
 from xcompress.store import Shard, StageFolder, digest, write_json
+from xcompress.views import ratio_place
 
 log = logging.getLogger(__name__)
 Rows = list[dict[str, Any]]
@@ -111,11 +116,16 @@ class Run:
         # Calibration needs the initial summaries alone; they are the same whatever is sampled beside them.
         greedy = {**self.candidate_identity, "candidates": 0, "sampling": None, "seed": None}
         self.greedy = StageFolder(self.root, "candidates", s.compressor.name, greedy, CANDIDATES)
-        reader = {
-            "reader": fingerprint(self.folders["reader"]),
-            "dtype": checkpoint.pick_dtype(s.reader.dtype, checkpoint.pick_device(s.reader.device), self.folders["reader"]),
-            "device": checkpoint.pick_device(s.reader.device).partition(":")[0],
-        }
+        device = checkpoint.pick_device(s.reader.device)
+
+        def reader_in(dtype: str) -> dict[str, str]:
+            return {
+                "reader": fingerprint(self.folders["reader"]),
+                "dtype": checkpoint.pick_dtype(dtype, device, self.folders["reader"]),
+                "device": device.partition(":")[0],
+            }
+
+        reader = reader_in(self.scoring_dtype)
         self.score_identity = {
             "stage": "scores",
             "version": score.VERSION,
@@ -138,7 +148,7 @@ class Run:
         self.answer_identity = {
             "stage": "answers",
             "version": read.VERSION,
-            **reader,
+            **reader_in(self.reading_dtype),
             "engine": _engine_identity(s.engine),
             "prompt": dict(self.reader_template.parts),
             "chat": s.reader.chat,
@@ -146,6 +156,38 @@ class Run:
             "max_new_tokens": s.reader.max_new_tokens,
         }
         self.answers = StageFolder(self.root, "answers", s.reader.name, self.answer_identity, ANSWERS)
+        self._make_stepwise_folders(reader)
+
+    def _make_stepwise_folders(self, reader: dict[str, str]) -> None:
+        """Folders of the trajectory that is chosen round by round; they belong to one method."""
+        s = self.settings
+        method = s.method
+        subspace = s.scoring.subspaces[method.subspace]
+        self.stepwise_identity = {
+            "stage": "stepwise",
+            "version": stepwise.VERSION,
+            "candidates": self.candidate_identity,
+            **reader,
+            "options": method.options,
+            "beams": [method.beams, method.beam_penalty] if method.options == "beams" else None,
+            "gate": [method.gate, method.gate_share, method.gate_pool] if method.gate == "release" else method.gate,
+            "subspace": [subspace.matrix, subspace.center, subspace.energy_of, subspace.rows],
+            "view": [str(method.layer), method.pooling, method.energy, method.first_token, method.start_token],
+            "include_initial": method.include_initial,
+        }
+        self.stepwise = StageFolder(self.root, "stepwise", method.name, self.stepwise_identity, STEPWISE)
+        identity = {**self.answer_identity, "of": "stepwise"}
+        self.stepwise_answers = StageFolder(self.root, "answers", s.reader.name, identity, ANSWERS)
+
+    @property
+    def scoring_dtype(self) -> str:
+        """dtype of the reader when it scores."""
+        return self.settings.method.scoring_dtype or self.settings.reader.dtype
+
+    @property
+    def reading_dtype(self) -> str:
+        """dtype of the reader when it answers."""
+        return self.settings.method.reading_dtype or self.settings.reader.dtype
 
     # ---- the stages
 
@@ -162,6 +204,8 @@ class Run:
             self._generate(splits)
         if "score" in self.settings.stages:
             self._score(splits)
+        if "stepwise" in self.settings.stages:
+            self._stepwise(splits)
         if "read" in self.settings.stages:
             self._read(splits)
         checkpoint.release()
@@ -229,13 +273,8 @@ class Run:
         return shards
 
     def _generate(self, splits: Sequence[Split]) -> None:
-        s = self.settings
-
         def work() -> Callable[[Split, int, Progress], Rows]:
-            engine, tokenizer = self._engine("compressor")
-            compressor = generate.Compressor(
-                engine, tokenizer, self.compressor_template, s.compressor, s.generation, s.dataset.segment_size, s.seed
-            )
+            compressor = self._compressor()
             return lambda split, index, progress: compressor.candidates(split.questions[index], split.name == "test", progress)
 
         self._stage("generate", [(split, self._candidate_folder(split), split.candidates) for split in splits], work)
@@ -246,7 +285,7 @@ class Run:
         def work() -> Callable[[Split, int, Progress], Rows]:
             from xcompress.reader import TextScorer
 
-            loaded = checkpoint.load(self.folders["reader"], s.reader.dtype, s.reader.device)
+            loaded = checkpoint.load(self.folders["reader"], self.scoring_dtype, s.reader.device)
             scorer = TextScorer(loaded, s.scoring, self.root / "bases", s.reader.batch_tokens)
             if s.method.subspace not in scorer.bases:
                 raise UsageError(
@@ -269,7 +308,7 @@ class Run:
         """LongPPL and question likelihood of the test split's candidates, with the reader's engine."""
 
         def work() -> Callable[[Split, int, Progress], Rows]:
-            engine, tokenizer = self._engine("reader")
+            engine, tokenizer = self._engine("reader", self.scoring_dtype)
             scorer = rivals.RivalScorer(engine, tokenizer, self.reader_template)
             return lambda split, index, progress: scorer.score(
                 split.questions[index], self._input(self.candidates, split.candidates[index], "generate"), progress
@@ -278,18 +317,117 @@ class Run:
         test = [split for split in splits if split.name == "test"]
         self._stage("rivals", [(split, self.rivals, self.after_candidates(split)) for split in test], work)
 
-    def _read(self, splits: Sequence[Split]) -> None:
+    def _stepwise(self, splits: Sequence[Split]) -> None:
+        """The trajectory that a stepwise method chooses round by round, on the test split."""
         s = self.settings
+        if s.method.policy != "stepwise":
+            return
+        shards = self.stepwise_shards(splits)
+        if shards is None:
+            log.warning("stepwise: not run, since the gate has no calibration questions")
+            return
 
         def work() -> Callable[[Split, int, Progress], Rows]:
-            engine, tokenizer = self._engine("reader")
-            reader = read.QuestionReader(engine, tokenizer, self.reader_template, self.demos, s.reader)
+            from xcompress.reader import TextScorer
+
+            loaded = checkpoint.load(self.folders["reader"], self.scoring_dtype, s.reader.device)
+            narrow = dataclasses.replace(
+                s.scoring,
+                subspaces={s.method.subspace: s.scoring.subspaces[s.method.subspace]},
+                energies=[s.method.energy],
+                start_token=[s.method.start_token],
+            )
+            scorer = TextScorer(loaded, narrow, self.root / "bases", s.reader.batch_tokens)
+            compressor = self._compressor()
+
+            def one(split: Split, index: int, progress: Progress) -> Rows:
+                candidates = self._input(self.candidates, split.candidates[index], "generate")
+                # The rolling gate goes on where the shard before has left it.
+                before = self._input(self.stepwise, shards[index - 1], "stepwise") if index else []
+                gate = self._gate(splits, before[-1]["gate_pool"] if before else ())
+                return stepwise.StepwiseCompressor(compressor, scorer, s.method, gate).run(
+                    split.questions[index], candidates, progress
+                )
+
+            return one
+
+        test = next(split for split in splits if split.name == "test")
+        self._stage("stepwise", [(test, self.stepwise, shards)], work)
+
+    def _gate(self, splits: Sequence[Split], pool: Sequence[float]) -> stepwise.Gate:
+        method = self.settings.method
+        if method.gate == "release":
+            return RollingGate(method.gate_share, method.gate_pool, pool)
+        threshold = self._threshold(splits)
+        return stepwise.OpenGate() if threshold is None else stepwise.StaticGate(threshold)
+
+    def _threshold(self, splits: Sequence[Split]) -> float | None:
+        """The static gate's threshold from the scores of the calibration split; None without a static gate, or without such."""
+        calibration = [split for split in splits if split.name == "calibration"]
+        if self.settings.method.gate != "paper" or not calibration:
+            return None
+        axes = json.loads((self.scores.path / "axes.json").read_text(encoding="utf-8"))["axes"]
+        shape = (len(axes["start_token"]), len(axes["first_token"]))
+        place = ratio_place(axes, self.settings.method)
+        rows = [row for shard in self.after_candidates(calibration[0]) for row in self._input(self.scores, shard, "score")]
+        ratios = [float(np.reshape(row["ratio"], shape)[place]) for row in rows if row["status"] == "ok"]
+        return gate_threshold(ratios, self.settings.method.gate_share)
+
+    def stepwise_shards(self, splits: Sequence[Split]) -> list[Shard] | None:
+        """The shards of the stepwise stage, None where its gate cannot be set.
+
+        With the rolling gate a question's rows depend on all questions before it, so a shard's name does too.
+        """
+        threshold = self._threshold(splits)
+        if self.settings.method.gate == "paper" and threshold is None:
+            return None
+        test = next(split for split in splits if split.name == "test")
+        shards: list[Shard] = []
+        for shard in self.after_candidates(test):
+            before = shards[-1].input if shards and self.settings.method.gate == "release" else None
+            shards.append(Shard(shard.index, digest([shard.input, before, threshold])))
+        return shards
+
+    def _read(self, splits: Sequence[Split]) -> None:
+        def work() -> Callable[[Split, int, Progress], Rows]:
+            reader = self._reader()
             return lambda split, index, progress: reader.read(
                 split.questions[index], self._input(self.candidates, split.candidates[index], "generate"), progress
             )
 
-        test = [split for split in splits if split.name == "test"]
-        self._stage("read", [(split, self.answers, self.after_candidates(split)) for split in test], work)
+        test = next(split for split in splits if split.name == "test")
+        after = self.after_candidates(test)
+        self._stage("read", [(test, self.answers, after)], work)
+        chosen = self.stepwise_shards(splits) if self.settings.method.policy == "stepwise" else None
+        if chosen is None:
+            return
+        read_after = self.after_stepwise(chosen)
+
+        def work_stepwise() -> Callable[[Split, int, Progress], Rows]:
+            reader = self._reader()
+            return lambda split, index, progress: reader.read_chosen(
+                split.questions[index],
+                self._input(self.stepwise, chosen[index], "stepwise"),
+                self._input(self.candidates, split.candidates[index], "generate"),
+                self._input(self.answers, after[index], "read"),
+                progress,
+            )
+
+        self._stage("read (stepwise)", [(test, self.stepwise_answers, read_after)], work_stepwise)
+
+    def after_stepwise(self, chosen: Sequence[Shard]) -> list[Shard]:
+        """The shards of answers to the stepwise choices, named by the content of the files they are made from.
+
+        Raises:
+            UsageError: stepwise rows are missing.
+        """
+        found = []
+        for shard in chosen:
+            path = self.stepwise.find(shard)
+            if path is None:
+                raise UsageError(f"{self.stepwise.path} has no shard {shard.stem}; run the stage 'stepwise' first")
+            found.append(Shard(shard.index, digest([self.stepwise.path.name, path.name])))
+        return found
 
     def _stage(
         self,
@@ -327,16 +465,27 @@ class Run:
         except FileNotFoundError as error:
             raise UsageError(f"{error}; run the stage {stage!r} first (stages=[...,{stage},...])") from None
 
-    def _engine(self, role: str) -> tuple[Engine, Any]:
+    def _engine(self, role: str, dtype: str) -> tuple[Engine, Any]:
         from hydra.utils import instantiate
 
-        s: ModelSettings = self.settings.reader if role == "reader" else self.settings.compressor
+        device = self.settings.reader.device if role == "reader" else self.settings.compressor.device
         engine: Engine = instantiate(
-            dict(self.settings.engine), folder=self.folders[role], dtype=s.dtype, device=s.device, _convert_="all"
+            dict(self.settings.engine), folder=self.folders[role], dtype=dtype, device=device, _convert_="all"
         )
         if not engine.reproducible:
             log.warning("engine %s cannot promise to repeat sampled texts; engine=hf can", engine.name)
         return engine, checkpoint.load_tokenizer(self.folders[role])
+
+    def _compressor(self) -> generate.Compressor:
+        s = self.settings
+        engine, tokenizer = self._engine("compressor", s.compressor.dtype)
+        return generate.Compressor(
+            engine, tokenizer, self.compressor_template, s.compressor, s.generation, s.dataset.segment_size, s.seed
+        )
+
+    def _reader(self) -> read.QuestionReader:
+        engine, tokenizer = self._engine("reader", self.reading_dtype)
+        return read.QuestionReader(engine, tokenizer, self.reader_template, self.demos, self.settings.reader)
 
     # ---- what the analysis gets
 
@@ -347,11 +496,15 @@ class Run:
         calibration = by_name.get("calibration")
         after = {split.name: self.after_candidates(split) for split in splits}
         rival_shards = after["test"] if self.settings.scoring.rivals else []
+        chosen = (self.stepwise_shards(splits) if self.settings.method.policy == "stepwise" else None) or []
+        read_chosen = self.after_stepwise(chosen)
         work = {
             "generate": [n for sp in splits for n in self._candidate_folder(sp).work(sp.candidates)],
             "score": [note for split in splits for note in self.scores.work(after[split.name])],
             "rivals": self.rivals.work(rival_shards),
+            "stepwise": self.stepwise.work(chosen),
             "read": self.answers.work(after["test"]),
+            "read (stepwise)": self.stepwise_answers.work(read_chosen),
         }
         return Collected(
             settings=self.settings,
@@ -368,6 +521,8 @@ class Run:
                 for shard in (after["calibration"] if calibration else [])
                 for row in self._input(self.scores, shard, "score")
             ],
+            stepwise=[row for shard in chosen for row in self._input(self.stepwise, shard, "stepwise")],
+            stepwise_answers=[row for shard in read_chosen for row in self._input(self.stepwise_answers, shard, "read")],
             scores_folder=self.scores.path,
             identities={
                 "questions": {split.name: [shard.input for shard in split.candidates] for split in splits},
@@ -375,6 +530,7 @@ class Run:
                 "scores": self.score_identity,
                 "rivals": self.rival_identity,
                 "answers": self.answer_identity,
+                **({"stepwise": self.stepwise_identity} if chosen else {}),
             },
             shards={
                 "candidates": _names(self.candidates, test.candidates),
@@ -382,6 +538,8 @@ class Run:
                 "scores": _names(self.scores, after["test"]),
                 "rivals": _names(self.rivals, rival_shards),
                 "answers": _names(self.answers, after["test"]),
+                "stepwise": _names(self.stepwise, chosen),
+                "stepwise_answers": _names(self.stepwise_answers, read_chosen),
             },
             work=work,
         )
@@ -401,6 +559,8 @@ class Collected:
     rivals: Rows
     answers: Rows
     calibration_scores: Rows
+    stepwise: Rows
+    stepwise_answers: Rows
     scores_folder: Path
     identities: dict[str, Any]
     shards: dict[str, list[str]]

@@ -95,7 +95,7 @@ def matrix_of(loaded: Loaded, name: str) -> torch.Tensor:
 def load_basis(loaded: Loaded, name: str, settings: SubspaceSettings, cache: Path) -> Basis:
     """The basis of a subspace, from ``cache`` (a folder) if these weights and settings were decomposed before."""
     key = digest([fingerprint(loaded.folder), str(loaded.dtype), settings.matrix, settings.center, settings.rows, 1])
-    path = cache / f"{loaded.name.replace('/', '--')}-{name}-{key}.npz"
+    path = cache / f"{loaded.name.replace('/', '--')}-{settings.matrix}-{key}.npz"  # shared by subspaces of other energy_of
     energy_of: Any = settings.energy_of
     if path.exists():
         try:
@@ -143,6 +143,10 @@ class TextScorer:
         subspaces = available(loaded, settings.subspaces)
         self.bases = {name: load_basis(loaded, name, entry, cache) for name, entry in subspaces.items()}
         self.ranks = {name: basis.ranks(settings.energies) for name, basis in self.bases.items()}
+        # Subspaces that differ in what energy is counted of have one basis, and one set of coefficients gives both.
+        self.same_basis: dict[tuple[object, ...], list[str]] = {}
+        for name, entry in subspaces.items():
+            self.same_basis.setdefault((entry.matrix, entry.center, entry.rows), []).append(name)
         self.bases = {
             name: Basis(b.vectors.to(loaded.device), b.values, b.mean, b.rows, b.energy_of) for name, b in self.bases.items()
         }
@@ -200,8 +204,12 @@ class TextScorer:
 
     def _sps(self, pooled: torch.Tensor) -> npt.NDArray[np.float32]:
         """[first, subspace, layer, pooling, energy] from pooled states [first, layer, pooling, D]."""
-        parts = [residuals(pooled, basis, self.ranks[name]) for name, basis in self.bases.items()]
-        stacked: npt.NDArray[np.float32] = torch.stack(parts, 1).cpu().numpy()
+        parts: dict[str, torch.Tensor] = {}
+        for names in self.same_basis.values():
+            ranks = [rank for name in names for rank in self.ranks[name]]
+            found = residuals(pooled, self.bases[names[0]], ranks)
+            parts.update(zip(names, found.tensor_split(len(names), -1), strict=True))
+        stacked: npt.NDArray[np.float32] = torch.stack([parts[name] for name in self.bases], 1).cpu().numpy()
         return stacked
 
 

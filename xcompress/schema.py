@@ -1,6 +1,6 @@
 """The rows that pass between the stages, column by column, and their validation.
 
-Stages meet only in files (Parquet shards). The four schemas below are the whole contract between them; every column has one
+Stages meet only in files (Parquet shards). The schemas below are the whole contract between them; every column has one
 sentence. ``Question`` and ``Passage`` are the only row types that code handles as objects, since every source format is turned
 into them.
 """
@@ -85,6 +85,46 @@ CANDIDATES = pa.schema(
     ]
 )
 
+OPTION = pa.struct(
+    [
+        ("kind", pa.string()),  # "greedy", "sampled" or "beam"
+        ("new_tokens", pa.int32()),
+        ("finish_reason", pa.string()),
+        ("text", pa.string()),
+        ("summary", pa.string()),
+        ("evaluation", pa.string()),
+        ("verdict", pa.string()),
+        ("logprob_sum", pa.float64()),
+        ("sps", pa.float64()),  # of the summary, by the method's variant; null for a blank one
+        ("tokens", pa.int32()),  # summary tokens under the reader
+        ("shared", pa.bool_()),  # taken from the pool, whose prompt and decoding were the same
+    ]
+)
+
+STEP = pa.struct(
+    [
+        ("round", pa.int16()),
+        ("prompt_tokens", pa.int32()),
+        ("passages_dropped", pa.int16()),
+        ("tokens_removed", pa.int32()),
+        ("ratio", pa.float64()),  # concentration ratio of the greedy output's summary; null for a blank one
+        ("skipped", pa.bool_()),  # the gate kept the greedy output, nothing was sampled
+        ("chosen", pa.int16()),  # index into options
+        ("options", pa.list_(OPTION)),  # the greedy output first
+    ]
+)
+
+STEPWISE = pa.schema(
+    [
+        ("question_id", pa.string()),
+        ("summary", pa.string()),  # chosen in the last round
+        ("steps", pa.list_(STEP)),
+        ("compressor_tokens", pa.int64()),  # prompt and new tokens of every option of every round
+        ("scored_tokens", pa.int64()),  # summary tokens that were scored to choose
+        ("gate_pool", pa.list_(pa.float64())),  # the rolling gate's ratios after this question
+    ]
+)
+
 SCORES = pa.schema(
     [
         ("question_id", pa.string()),
@@ -117,7 +157,7 @@ RIVALS = pa.schema(
 ANSWERS = pa.schema(
     [
         ("question_id", pa.string()),
-        ("source", pa.string()),  # "candidate", "raw_passages" or "closed_book"
+        ("source", pa.string()),  # "candidate", "raw_passages", "closed_book" or "stepwise"
         ("candidate", pa.int16()),  # null unless source is "candidate"
         ("prediction", pa.string()),  # the reader's answer: first line, ends stripped
         ("prompt_tokens", pa.int32()),

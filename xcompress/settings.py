@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from xcompress.forward import POOLINGS
 from xcompress.schema import UsageError
 
-STAGES = ("prepare", "generate", "score", "read", "analyse")
+STAGES = ("prepare", "generate", "score", "stepwise", "read", "analyse")
 MATRICES = ("embedding", "output_head", "q_proj")
 T = TypeVar("T")
 

@@ -1,8 +1,8 @@
 """Beam search: the bookkeeping of one request, apart from any model.
 
-The rules are those that the field means by "beam search with B beams" (transformers' default: length-normalised scores, no early
-stopping), since the authors' release relies on them. :class:`Beams` is fed the best continuations of each step and says which
-beams go on; the engine computes.
+The rules are those that the field means by "beam search with B beams" (transformers' default: length-normalised scores, no
+early stopping), since the authors' release relies on them. :class:`Beams` is fed the best continuations of each step and says
+which beams go on; the engine computes.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ class HFEngine:
             logits = self.loaded.logits(states[:, -1])
 
     def _search(self, requests: Sequence[Request], progress: Progress | None) -> list[list[Beam]]:
-        """Beam searches, best sequence first. A request's beams are one group: they share all of the prompt but its last token."""
+        """Beam searches, best sequence first. The beams of a request are one group (a shared prompt but for its last token)."""
         prompts = [request.prompt for request in requests for _ in range(request.beams)]
         limits = [request.max_new_tokens for request in requests for _ in range(request.beams)]
         first = [0]

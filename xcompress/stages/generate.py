@@ -71,13 +71,14 @@ class Compressor:
         last = self.generation.candidates if sampled else 0
         trajectories = [_Trajectory(question, k) for question in questions for k in range(last + 1)]
         for number in range(1, self.settings.max_rounds + 1):
-            waiting = [t for t in trajectories if t.open and len(self._segments(t.question)) >= number]
+            waiting = [t for t in trajectories if t.open and len(self.segments(t.question)) >= number]
             if not waiting:
                 break
             self._round(waiting, number, progress)
         return [_row(trajectory) for trajectory in trajectories]
 
-    def _segments(self, question: Question) -> list[tuple[Passage, ...]]:
+    def segments(self, question: Question) -> list[tuple[Passage, ...]]:
+        """A question's passages as the rounds see them."""
         size = self.segment_size
         return [question.passages[at : at + size] for at in range(0, len(question.passages), size)]
 
@@ -87,11 +88,11 @@ class Compressor:
         for trajectory in waiting:
             last = trajectory.last
             by_prompt.setdefault((trajectory.question.id, (last.summary, last.evaluation)), []).append(trajectory)
-        fitted = [self._prompt(group[0], number) for group in by_prompt.values()]
+        fitted = [self.prompt(group[0].question, group[0].last, number) for group in by_prompt.values()]
         requests = [
             Request(
                 prompt=prompt.ids,
-                draws=tuple(self._draw(trajectory, number) for trajectory in group),
+                draws=tuple(self.draw(trajectory.question.id, trajectory.candidate, number) for trajectory in group),
                 max_new_tokens=self.settings.max_new_tokens,
                 repetition_penalty=self.settings.repetition_penalty,
             )
@@ -103,33 +104,32 @@ class Compressor:
             for group, prompt, generations in zip(by_prompt.values(), fitted, results, strict=True)
             for trajectory, generation in zip(group, generations, strict=True)
         ]
-        parsed = self._judge([(prompt, generation) for _, prompt, generation in pairs])
+        parsed = self.judge([(prompt, generation) for _, prompt, generation in pairs])
         for (trajectory, prompt, generation), outcome in zip(pairs, parsed, strict=True):
             trajectory.rounds.append(
                 {
                     "round": number,
                     "prompt_tokens": len(prompt.ids),
-                    "new_tokens": len(generation.tokens),
-                    "finish_reason": generation.finish_reason,
-                    "text": generation.text,
-                    "summary": outcome.summary,
-                    "evaluation": outcome.evaluation,
-                    "verdict": outcome.verdict,
+                    **written(generation, outcome),
                     "passages_dropped": prompt.passages_dropped,
                     "tokens_removed": prompt.tokens_removed,
-                    "logprob_sum": generation.logprob_sum,
                 }
             )
             trajectory.open = outcome.verdict != "complete"
 
-    def _draw(self, trajectory: _Trajectory, number: int) -> Draw:
-        if trajectory.candidate == 0:
+    def draw(self, question_id: str, candidate: int, number: int) -> Draw:
+        """How a candidate's output of round ``number`` is drawn: candidate 0 greedily, the others each by a seed of its own."""
+        if candidate == 0:
             return Draw()
-        seed = derive_seed(self.seed, trajectory.question.id, trajectory.candidate, number)
+        seed = derive_seed(self.seed, question_id, candidate, number)
         return Draw(self.generation.temperature, self.generation.top_p, seed)
 
-    def _prompt(self, trajectory: _Trajectory, number: int) -> Fitted:
-        question, last = trajectory.question, trajectory.last
+    def prompt(self, question: Question, last: Parsed, number: int) -> Fitted:
+        """The prompt of round ``number`` (from 1), which sees the summary and the evaluation before it.
+
+        Raises:
+            UsageError: it does not fit the compressor even without passages.
+        """
 
         def build(passages: Sequence[Passage]) -> tuple[int, ...]:
             user = fill(
@@ -144,9 +144,9 @@ class Compressor:
         budget = self.engine.max_context - self.settings.max_new_tokens
         if self.settings.judge == "scored":  # the tags are scored after the prompt and the output
             budget -= len(self._lead) + max(map(len, self._tags))
-        return _named(question, lambda: fit(build, self._segments(question)[number - 1], budget))
+        return _named(question, lambda: fit(build, self.segments(question)[number - 1], budget))
 
-    def _judge(self, outputs: Sequence[tuple[Fitted, Generation]]) -> list[Parsed]:
+    def judge(self, outputs: Sequence[tuple[Fitted, Generation]]) -> list[Parsed]:
         """Split each output and decide whether it is complete, as ``compressor.judge`` says."""
         if self.settings.judge == "generated":
             return [parse_round(generation.text) for _, generation in outputs]
@@ -158,6 +158,19 @@ class Compressor:
         scores = self.engine.loglikelihood([(context, tag) for context in contexts for tag in self._tags])
         complete = [scores[2 * at] > scores[2 * at + 1] for at in range(len(outputs))]
         return [Parsed(p.summary, "", "complete" if yes else "incomplete") for p, yes in zip(parsed, complete, strict=True)]
+
+
+def written(generation: Generation, outcome: Parsed) -> dict[str, Any]:
+    """The columns of an output: as it was generated, and as it was understood."""
+    return {
+        "new_tokens": len(generation.tokens),
+        "finish_reason": generation.finish_reason,
+        "text": generation.text,
+        "summary": outcome.summary,
+        "evaluation": outcome.evaluation,
+        "verdict": outcome.verdict,
+        "logprob_sum": generation.logprob_sum,
+    }
 
 
 def _named(question: Question, make: Callable[[], Fitted]) -> Fitted:

@@ -82,20 +82,54 @@ class QuestionReader:
                     known[row["summary"]] = len(prompts)
                     prompts.append(self.fit_summary(question, row["summary"]))
                 places.append((question.id, "candidate", row["candidate"], known[row["summary"]]))
+        answers = self._answers(prompts, progress)
+        return [
+            {"question_id": question_id, "source": source, "candidate": candidate, **answers[at]}
+            for question_id, source, candidate, at in places
+        ]
+
+    def read_chosen(
+        self,
+        questions: Sequence[Question],
+        chosen: Sequence[dict[str, Any]],
+        candidates: Sequence[dict[str, Any]],
+        answers: Sequence[dict[str, Any]],
+        progress: Progress | None = None,
+    ) -> list[dict[str, Any]]:
+        """Rows of :data:`xcompress.schema.ANSWERS` for one more summary a question.
+
+        Args:
+            questions: with the summaries' questions among them.
+            chosen: rows with ``question_id`` and ``summary``, in the order of the result.
+            candidates: the pool; a summary that is in it is not read again, its answer is copied.
+            answers: the answers to the pool.
+            progress: called with the number of tokens just drawn.
+        """
+        by_place = {(a["question_id"], a["candidate"]): a for a in answers if a["source"] == "candidate"}
+        known = {(c["question_id"], c["summary"]): by_place[c["question_id"], c["candidate"]] for c in reversed(candidates)}
+        by_id = {question.id: question for question in questions}
+        fresh = [row for row in chosen if (row["question_id"], row["summary"]) not in known]
+        prompts = [self.fit_summary(by_id[row["question_id"]], row["summary"]) for row in fresh]
+        for row, answer in zip(fresh, self._answers(prompts, progress), strict=True):
+            known[row["question_id"], row["summary"]] = answer
+        own = {"source": "stepwise", "candidate": None}
+        return [{**known[row["question_id"], row["summary"]], "question_id": row["question_id"], **own} for row in chosen]
+
+    def _answers(self, prompts: Sequence[Fitted], progress: Progress | None) -> list[dict[str, Any]]:
+        """The columns of an answer for each prompt."""
+        if not prompts:
+            return []
         requests = [Request(prompt.ids, (Draw(),), self.settings.max_new_tokens, stop=("\n",)) for prompt in prompts]
         generations = [result[0] for result in self.engine.generate(requests, progress)]
         return [
             {
-                "question_id": question_id,
-                "source": source,
-                "candidate": candidate,
-                "prediction": generations[at].text.strip(),
-                "prompt_tokens": len(prompts[at].ids),
-                "new_tokens": len(generations[at].tokens),
-                "finish_reason": generations[at].finish_reason,
-                "passages_dropped": prompts[at].passages_dropped,
-                "tokens_removed": prompts[at].tokens_removed,
-                "logprob_sum": generations[at].logprob_sum,
+                "prediction": generation.text.strip(),
+                "prompt_tokens": len(prompt.ids),
+                "new_tokens": len(generation.tokens),
+                "finish_reason": generation.finish_reason,
+                "passages_dropped": prompt.passages_dropped,
+                "tokens_removed": prompt.tokens_removed,
+                "logprob_sum": generation.logprob_sum,
             }
-            for question_id, source, candidate, at in places
+            for prompt, generation in zip(prompts, generations, strict=True)
         ]
