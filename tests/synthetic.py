@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from xcompress.forward import POOLINGS
 from xcompress.pipeline import Collected
 from xcompress.schema import Passage, Question
 
-WORDS = (
+WORDS = re.findall(
+    r"\w+",
     "river hill mill bridge castle market tower harbour valley church station garden school museum theatre library road lake"
     " founded built opened designed moved named became stood near under over between before after during known called small old"
-    " famous local royal northern public first second last large several many early late century year town village county city"
-).split()
+    " famous local royal northern public first second last large several many early late century year town village county city",
+)
 NAMES = ("Ada Bell", "Otto Kern", "Mill Lane", "Lake Orla", "1887", "Tarn", "Port Ellis", "Nora Vance")
 
 

@@ -49,15 +49,15 @@ class Browser:
     flags: list[dict[str, Any]]
 
 
-def load(folder: Path, labels: Mapping[str, str], budget: int = BUDGET) -> Browser | None:
+def load(folder: Path, labels: Mapping[str, str]) -> Browser | None:
     """The browser's data from a tables folder, or None where it was made before there was a browser."""
     if not (folder / "questions.parquet").is_file() or not (folder / "candidates.parquet").is_file():
         return None
     questions = records(folder)
     held = len(questions)
     data = _pack(questions, labels)
-    while len(data) > budget and held > 1:
-        held = max(1, min(held - 1, int(held * budget / len(data) * 0.97)))
+    while len(data) > BUDGET and held > 1:
+        held = max(1, min(held - 1, int(held * BUDGET / len(data) * 0.97)))
         data = _pack(questions[:held], labels)
     counts = {name: sum(name in question["f"] for question in questions[:held]) for name in FLAGS}
     shown = [

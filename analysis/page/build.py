@@ -1,7 +1,7 @@
 """From the files of a tables folder to one offline HTML page, and from several folders to the page of a sweep.
 
-The page is made from the files alone, so it can be made again for any stored run. It loads nothing: styles, scripts, figures and
-data are inside, and its content security policy forbids everything else. What models and data sets wrote is escaped by the
+The page is made from the files alone, so it can be made again for any stored run. It loads nothing: styles, scripts, figures
+and data are inside, and its content security policy forbids everything else. What models and data sets wrote is escaped by the
 template engine in the fixed part and set as text, never as mark-up, by the script of the question browser.
 """
 
@@ -27,7 +27,7 @@ from xcompress.store import write_atomically
 
 _HERE = Path(__file__).parent
 PAGE, SWEEP = "report.html", "sweep.html"
-COMMANDS_CHANGE = ("<!-- provenance -->", "<!-- /provenance -->")  # between these a page may differ for the same rows
+PROVENANCE = ("<!-- provenance -->", "<!-- /provenance -->")  # between these a page may differ for the same rows
 
 
 def write_page(folder: Path) -> Path:
@@ -117,8 +117,8 @@ def _render(template: str, scripts: dict[str, str], **values: Any) -> str:
         policy=policy,
         style=Markup(_asset("page.css")),
         scripts={name: Markup(text) for name, text in scripts.items()},
-        provenance_begins=Markup(COMMANDS_CHANGE[0]),
-        provenance_ends=Markup(COMMANDS_CHANGE[1]),
+        provenance_begins=Markup(PROVENANCE[0]),
+        provenance_ends=Markup(PROVENANCE[1]),
     )
 
 

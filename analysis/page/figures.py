@@ -71,8 +71,8 @@ def _cost(table: Record) -> dict[str, Any]:
         "title": "Cost against quality",
         "panels": panels,
         "shape": "single",
-        "caption": f"Up is better, left is cheaper; n = {_n(table)} questions. Across: tokens that the compressor reads and writes"
-        " plus tokens that the reader spends on choosing, means a question; reading the chosen summary itself is not in it (nor is"
+        "caption": f"Up is better, left is cheaper; n = {_n(table)} questions. Across: tokens that the compressor reads and"
+        " writes plus tokens that the reader spends on choosing, means a question; reading what was chosen is not in it (nor is"
         " reading raw passages). Diamond: the method; open circle: the oracle, which knows the answers and is a bound, not a"
         " method. Intervals are in Table 1: dots a few points apart are not different.",
         "numbers": tables.generic(records),
@@ -103,10 +103,10 @@ def _correlation(stored: Record, table: Record) -> dict[str, Any] | None:
         "title": "Does the metric prefer better summaries?",
         "panels": panels,
         "shape": "panels",
-        "caption": "Right of zero: the metric prefers summaries that are answered better. Circles: EM; squares: F1; bars: intervals"
-        f" (bootstrap over questions); n = {_n(table)} questions with all their candidates. “Within questions” is the form that"
-        f" choosing depends on; only questions in which both sides vary can speak there ({vary}). “Binned” averages noise away and"
-        " comes near 1 for any trend. “Given length” holds the summary's length fixed."
+        "caption": "Right of zero: the metric prefers summaries that are answered better. Circles: EM; squares: F1; bars:"
+        f" intervals (bootstrap over questions); n = {_n(table)} questions with all their candidates. “Within questions” is the"
+        f" form that choosing depends on; only questions in which both sides vary can speak there ({vary}). “Binned” averages"
+        " noise away and comes near 1 for any trend. “Given length” holds the summary's length fixed."
         + (f" Share of the variance of SPS (adjusted R²) explained by: {explained}." if explained else ""),
         "numbers": tables.generic(
             [
@@ -153,10 +153,10 @@ def _ablations(stored: Record, table: Record) -> dict[str, Any] | None:
         "title": "What matters in the recipe?",
         "panels": panels,
         "shape": "panels",
-        "caption": f"Choosing the lowest SPS without a gate, one thing varied at a time; n = {_n(table)} questions, the same read"
-        " pool throughout. Above zero: better than CompAct's initial summary. Diamonds: the method's own setting; bars: intervals"
-        " over questions. K is the exact expectation over all subsets of K sampled candidates beside the initial one. The gate's"
-        " curve runs from never sampling (left) to always sampling (right).",
+        "caption": f"Choosing the lowest SPS without a gate, one thing varied at a time; n = {_n(table)} questions, the same"
+        " read pool throughout. Above zero: better than CompAct's initial summary. Diamonds: the method's own setting; bars:"
+        " intervals over questions. K: the exact expectation over all subsets of K sampled candidates beside the initial one."
+        " The gate's curve runs from never sampling (left) to always sampling (right).",
         "numbers": tables.generic(
             [
                 {
@@ -184,11 +184,11 @@ def _specification(stored: Record, table: Record) -> dict[str, Any] | None:
         "title": "Would another variant have worked?",
         "panels": _twice(*(drawing.curve(*lines, stored.get("default"), title, width) for width in (720, 340))),
         "shape": "single",
-        "caption": f"All {len(rows)} stored variants of SPS (start token, first token, subspace, layer, pooling, energy) against"
-        f" CompAct, in ascending order; n = {_n(table)} questions; band: pointwise intervals; diamond: the method's own variant."
+        "caption": f"All {len(rows)} stored variants of SPS (start token, first token, subspace, layer, pooling, energy)"
+        f" against CompAct, ascending; n = {_n(table)} questions; band: pointwise intervals; diamond: the method's own variant."
         f" {int((middle > 0).sum())} lie above CompAct ({int((low > 0).sum())} with an interval above 0),"
-        f" {int((middle < 0).sum())} below ({int((high < 0).sum())} with an interval below 0). The best of so many looks good on"
-        f" any data: its p-value, corrected for the search, is {'n/a' if best is None else f'{best:.3f}'}.",
+        f" {int((middle < 0).sum())} below ({int((high < 0).sum())} with an interval below 0). The best of so many looks good"
+        f" on any data: its p-value, corrected for the search, is {'n/a' if best is None else f'{best:.3f}'}.",
         "numbers": None,
     }
 

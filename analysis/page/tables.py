@@ -8,17 +8,18 @@ from typing import Any
 
 from analysis.page import drawing
 from analysis.page.drawing import Mark
+from analysis.verdicts import LEAST_QUESTIONS
 
 Record = Mapping[str, Any]
-MINUS = "\N{MINUS SIGN}"
+MINUS, NONE = "\N{MINUS SIGN}", "\N{EN DASH}"
 # Never by colour alone: each verdict has its own sign and word.
-SIGNS = {"REPRODUCED": "✓", "CONTRADICTED": "✗", "INCONCLUSIVE": "≈", "NOT RUN": "–"}
+SIGNS = {"REPRODUCED": "✓", "CONTRADICTED": "✗", "INCONCLUSIVE": "≈", "NOT RUN": NONE}
 
 
 def number(value: Any, digits: int = 1, signed: bool = False) -> str:
     """A figure with a true minus sign, or an en dash where there is none."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return "–"
+        return NONE
     text = f"{value:{'+' if signed else ''},.{digits}f}"
     return text.lstrip("+-") if not text.strip("+-0.") else text.replace("-", MINUS)  # no sign on a zero
 
@@ -27,7 +28,7 @@ def cell(record: Record, name: str, digits: int = 1, signed: bool = False, reaso
     """Value and interval of an estimate as two texts."""
     value, low, high = record.get(name), record.get(f"{name}_low"), record.get(f"{name}_high")
     if value is None:
-        return {"value": "–", "interval": reason or ""}
+        return {"value": NONE, "interval": reason or ""}
     between = "" if low is None or high is None else f"{number(low, digits, signed)} to {number(high, digits, signed)}"
     return {"value": number(value, digits, signed), "interval": between}
 
@@ -69,12 +70,21 @@ def verdicts(rows: Sequence[Record]) -> list[dict[str, Any]]:
         {
             **row,
             "sign": SIGNS.get(row["label"], ""),
-            "slug": row["label"].lower().replace(" ", "-"),
+            "note": _lacks(row),
             **cell(row, "difference", 1 if row["unit"] == "points" else 2, True, row["difference_reason"]),
             "drawn": drawing.interval(drawing.estimate(row, "difference"), domains[row["unit"]], zero=True, width=150),
         }
         for row in rows
     ]
+
+
+def _lacks(row: Record) -> str:
+    """What an inconclusive claim would have needed."""
+    if row["label"] != "INCONCLUSIVE":
+        return ""
+    if row["unit"] == "r" and (row["questions"] or 0) < LEAST_QUESTIONS:
+        return f"only {row['questions']} questions vary, {LEAST_QUESTIONS} needed"
+    return f"could have detected {number(row['detectable'])}" if row["detectable"] else ""
 
 
 def methods(table: Record) -> dict[str, Any]:
@@ -119,7 +129,7 @@ def generic(records: Sequence[Record]) -> dict[str, Any]:
             else:
                 numeric = isinstance(value, int | float) and not isinstance(value, bool)
                 digits = 0 if isinstance(value, int) else 2
-                text = number(value, digits) if numeric else "–" if value is None else str(value)
+                text = number(value, digits) if numeric else NONE if value is None else str(value)
                 row.append({"value": text, "interval": "", "numeric": numeric})
         rows.append(row)
     return {"headings": [name.replace("_", " ") for name in shown], "rows": rows}
@@ -152,7 +162,6 @@ def run(table: Record, claims: Sequence[Record], name: str, link: str) -> dict[s
         "mark": drawing.estimate(method, "em_difference", "diamond", "ours"),
         "label": method.get("em_verdict") or "NOT RUN",
         "sign": SIGNS.get(method.get("em_verdict") or "NOT RUN", ""),
-        "slug": (method.get("em_verdict") or "NOT RUN").lower().replace(" ", "-"),
         "tally": [(label, SIGNS[label], labels.count(label)) for label in SIGNS if label in labels],
     }
 

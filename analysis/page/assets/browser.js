@@ -330,6 +330,7 @@
 
   for (const control of [search, order, ...chips]) control.disabled = false;
   find();
+  performance.mark("questions-ready");
   if (follow(true)) return;
   if (matchMedia("(min-width: 60rem)").matches && shown.length) { // room for both: never an empty pane
     open(shown[0], false);
