@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import fnmatch
 import gzip
+import itertools
 import json
 import re
 import shutil
 import time
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from analysis.page.build import PROVENANCE
 from analysis.publish import publish
 from analysis.report import write_tables
 from analysis.table1 import choose
+from xcompress.config import ROOT
 from xcompress.schema import UsageError
 
 HOSTILE = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked=1">&amp;{{ 7*7 }}<!--'
@@ -164,7 +168,7 @@ def test_the_browser_holds_the_rows(made: tuple[Any, Path]) -> None:
 
 def test_same_rows_same_bytes(made: tuple[Any, Path], tmp_path: Path) -> None:
     """Made again elsewhere and later: equal but for the provenance part, which is allowed to differ and does."""
-    collected, folder = made
+    _, folder = made
     other = synthetic.make(tmp_path / "again", 120, passages=3)
     again = write_tables(other, time.monotonic() - 100)
     first, second = ((f / "report.html").read_text(encoding="utf-8") for f in (folder, again))
@@ -209,7 +213,7 @@ def test_a_page_is_bounded_and_says_what_it_left_out(made: tuple[Any, Path], mon
 
 
 def test_old_and_incomplete_folders(made: tuple[Any, Path], tmp_path: Path) -> None:
-    """A folder without question rows still gets its page, without a browser; regret is shown if it is there; no table: says so."""
+    """A folder without question rows still gets its page, without a browser; regret is shown if there; no table: says so."""
     _, folder = made
     old = tmp_path / "old"
     shutil.copytree(folder, old)
@@ -265,12 +269,22 @@ def test_a_page_is_not_published(made: tuple[Any, Path], tmp_path: Path) -> None
     assert not [path for path in target.iterdir() if question in path.read_text(encoding="utf-8")]
 
 
+def test_an_installed_package_has_all_parts_of_the_page() -> None:
+    """Every template and asset matches the package data that a wheel takes along."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert "analysis.page" in declared["packages"]
+    patterns = declared["package-data"]["analysis.page"]
+    base = ROOT / "analysis" / "page"
+    parts = [p.relative_to(base).as_posix() for p in base.rglob("*") if p.suffix in {".html", ".css", ".js"}]
+    assert len(parts) == 7 and all(any(fnmatch.fnmatch(part, pattern) for pattern in patterns) for part in parts)
+
+
 def test_ticks_are_round_and_inside() -> None:
     """Few, evenly spaced, inside the range; a point has one."""
     for low, high, most in ((0, 100, 6), (-57.3, 12.2, 5), (0.001, 0.0017, 4), (5600, 12301, 7)):
         found = drawing.ticks(low, high, most)
         assert 1 < len(found) <= most + 1 and found[0] >= low - 1e-9 and found[-1] <= high + 1e-9
-        assert len({round(b - a, 9) for a, b in zip(found, found[1:], strict=False)}) == 1
+        assert len({round(b - a, 9) for a, b in itertools.pairwise(found)}) == 1
     assert drawing.ticks(3, 3, 5) == [3]
 
 

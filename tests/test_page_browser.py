@@ -17,12 +17,12 @@ from analysis.report import write_tables
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)")
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update"
-    " --disable-sync"
-).split()
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+]
 QUESTIONS = 500
-LONG = "A very long tale. " + "word \N{HEBREW LETTER ALEF} " * 14_000
+LONG = "A very long tale. " + "word \N{HEBREW LETTER ALEF} " * 15_000
 MARKUP = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked=1"><b>bold</b> &amp; {{ 7*7 }} <!-- '
 TURNED = "\N{RIGHT-TO-LEFT OVERRIDE}desrever \N{RIGHT-TO-LEFT ISOLATE}\N{RIGHT-TO-LEFT EMBEDDING} no end"
 PHONE = {"width": 390, "height": 844}
@@ -55,7 +55,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(chromium: Any, folder: Path) -> Iterator[Any]:
-    """A function: open the page (or another file) in a fresh context, wait for its questions. Watches for errors and requests."""
+    """A function: open the page (or another file) in a fresh context, wait for its questions. Errors and requests count."""
     contexts, troubles, requests = [], [], []
 
     def opened(address: str = "", path: Path | None = None, **options: Any) -> Any:
@@ -128,7 +128,7 @@ def test_filters_and_order(visit: Any) -> None:
     for flag in ("harmed", "gate_skipped", "rescued"):
         page.click(f".chip[data-flag={flag}]")
     page.select_option("#order", "loss")
-    assert "SPS −100 F1" in page.inner_text("#list li:first-child .state")
+    assert "SPS \N{MINUS SIGN}100 F1" in page.inner_text("#list li:first-child .state")
     page.select_option("#order", "gain")
     assert "SPS +100 F1" in page.inner_text("#list li:first-child .state")
     before = page.locator("#list a").count()
@@ -137,7 +137,7 @@ def test_filters_and_order(visit: Any) -> None:
 
 
 def test_search_reaches_everything(visit: Any) -> None:
-    """Ids and numbers of one question, words of its passages and summaries; several words must all occur; nothing found says 0."""
+    """Ids, words of questions, passages and summaries in any case; several words must all occur; nothing found says 0."""
     page = visit()
     assert searched(page, "number 417 was") == 1
     page.click("#list a")
@@ -178,7 +178,7 @@ def test_an_opened_question_shows_all(visit: Any) -> None:
 
 
 def test_the_keyboard_is_enough(visit: Any) -> None:
-    """Tab to the search, arrows into the list, Enter opens, j and k walk, slash goes back to the search; the address follows."""
+    """Arrows go into the list, Enter opens, j and k walk, slash goes back to the search; the address follows."""
     page = visit()
     page.focus("#search")
     page.keyboard.press("ArrowDown")
@@ -202,7 +202,7 @@ def test_the_keyboard_is_enough(visit: Any) -> None:
 
 
 def test_hostile_texts_are_texts(visit: Any) -> None:
-    """Mark-up, unclosed direction marks and 100,000 characters: shown to the letter, run by nothing, and the page stays whole."""
+    """Mark-up, unclosed direction marks and 100,000 characters: shown to the letter, run by nothing; the page stays whole."""
     page = visit("#q1")
     detail = page.locator("#detail")
     assert page.evaluate("window.hacked") is None and detail.locator("img, script, b").count() == 0
@@ -213,7 +213,7 @@ def test_hostile_texts_are_texts(visit: Any) -> None:
     assert len(summary.evaluate("element => element.textContent")) < 4000
     first.get_by_role("button", name="Show all").click()
     assert summary.evaluate("element => element.textContent") == MARKUP + TURNED + LONG
-    assert len(LONG) > 100_000 - 20_000 and first.bounding_box()["width"] < 700
+    assert len(LONG) > 100_000 and first.bounding_box()["width"] < 700
     detail.locator(".passages summary").first.click()
     page.wait_for_selector(".passages .prose")
     assert detail.locator(".passages summary bdi").first.evaluate("element => element.textContent") == MARKUP + TURNED
@@ -272,7 +272,7 @@ def test_dark_mode_follows_and_can_be_chosen(visit: Any) -> None:
     [("light", "desktop"), ("dark", "phone"), *(pytest.param(*both, marks=pytest.mark.slow) for both in OTHERS)],
 )
 def test_accessible_by_axe(visit: Any, scheme: str, size: str) -> None:
-    """WCAG 2.1 A and AA rules of axe-core (contrast among them): the page with one of each thing unfolded, then an open question."""
+    """WCAG 2.1 A and AA rules of axe-core (contrast among them): the page with things unfolded, then an open question."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     options = {
         "runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]},
@@ -302,7 +302,10 @@ def test_figures_stand_out_from_their_ground(visit: Any, scheme: str) -> None:
           .map((element) => {
             const style = getComputedStyle(element);
             let ground = element, colour = 'rgba(0, 0, 0, 0)';
-            while (/, 0\\)$|transparent/.test(colour)) { ground = ground.parentElement; colour = getComputedStyle(ground).backgroundColor; }
+            while (/, 0\\)$|transparent/.test(colour)) {
+              ground = ground.parentElement;
+              colour = getComputedStyle(ground).backgroundColor;
+            }
             const line = element.tagName === 'line' || element.classList.contains('open');
             return [element.tagName, element.getAttribute('class'), line ? style.stroke : style.fill, colour];
           })"""
