@@ -6,14 +6,17 @@ into rows. So workers need no common file system beyond the model folders, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from xcompress.engines.base import Progress
 from xcompress.schema import Question, UsageError
 from xcompress.settings import Settings, build
 from xcompress.store import Shard, StageFolder
+
+if TYPE_CHECKING:
+    from xcompress.stages.stepwise import Gate
 
 Rows = list[dict[str, Any]]
 
@@ -23,8 +26,11 @@ class Batch:
     """The input of one shard of any stage: what is sent to a worker."""
 
     split: str  # "test" or "calibration"
-    questions: list[Question]
+    questions: Sequence[Question]
     candidates: Rows = field(default_factory=list)  # empty where the stage makes them
+    chosen: Rows = field(default_factory=list)  # stepwise rows, for reading them
+    answers: Rows = field(default_factory=list)  # to the candidates, for reading stepwise rows
+    gate: Gate | None = None  # of the stepwise stage, as the questions before have left it
 
 
 @dataclass(frozen=True)
@@ -42,12 +48,20 @@ class Work:
 
 @dataclass(frozen=True)
 class Job:
-    """A shard to compute: where it goes, how many questions it has, and how to read its input."""
+    """A shard to compute.
+
+    Attributes:
+        folder, shard: where it goes.
+        questions: how many it has.
+        load: reads its input.
+        ready: whether its input is there (a rolling gate's shards follow one another).
+    """
 
     folder: StageFolder
     shard: Shard
     questions: int
     load: Callable[[], Batch]
+    ready: Callable[[], bool] = lambda: True
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,9 @@ class Remaining:
         while self._jobs:
             for _ in range(len(self._jobs)):
                 job = self._jobs.popleft()
+                if not self._ready(job):
+                    self._jobs.append(job)
+                    continue
                 if not self._claims[job.folder].take(job.shard.stem):
                     self._contested.add(job.shard.stem)
                     self._jobs.append(job)
@@ -66,6 +69,13 @@ class Remaining:
                 log.info("%s: the last %d shards are being computed by %s; waiting", self._stage, len(self._jobs), who)
             time.sleep(_POLL_SECONDS)
         return None
+
+    @staticmethod
+    def _ready(job: Job) -> bool:
+        if job.ready():
+            return True
+        job.folder.catch_up()
+        return job.ready()
 
     def finished(self, job: Job) -> None:
         """The job's shard is stored."""
