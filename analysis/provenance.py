@@ -28,7 +28,7 @@ def provenance(collected: Collected, seconds: dict[str, float]) -> dict[str, Any
             "split": collected.settings.dataset.split,
             "licence": collected.settings.dataset.licence,
         },
-        "execution": collected.settings.execution.name,
+        "execution": collected.settings.execution["name"],
         "health": collected.health,
         "identities": collected.identities,
         "shards": collected.shards,

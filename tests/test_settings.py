@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra.utils import get_method
+from hydra.utils import get_class, get_method
 from omegaconf import OmegaConf
 
 from xcompress import settings
 from xcompress.config import CONFIGS, check_overrides, compose, to_settings
+from xcompress.execution.base import open_execution
 from xcompress.schema import UsageError
 from xcompress.settings import (
     CompressorSettings,
     DatasetSettings,
-    ExecutionSettings,
     GenerationSettings,
     MethodSettings,
     ReaderSettings,
@@ -41,7 +41,6 @@ NESTED = {
     "compressor": CompressorSettings,
     "dataset": DatasetSettings,
     "method": MethodSettings,
-    "execution": ExecutionSettings,
     "generation": GenerationSettings,
     "scoring": ScoringSettings,
     "statistics": StatisticsSettings,
@@ -87,6 +86,17 @@ def test_engine_keys_are_arguments_of_the_engine(path: Path) -> None:
     keys = yaml.safe_load(path.read_text(encoding="utf-8"))
     arguments = set(inspect.signature(get_method(keys.pop("_target_"))).parameters)
     assert {"folder", "dtype", "device", *keys} == arguments
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "execution").glob("*.yaml")), ids=lambda path: path.stem)
+def test_execution_keys_are_fields_of_the_execution(path: Path) -> None:
+    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
+    kind = get_class(keys["_target_"])
+    assert keys["name"] == path.stem
+    assert set(keys) - {"_target_"} == {field.name for field in dataclasses.fields(kind)}
+    open_execution(keys)
+    with pytest.raises(UsageError, match=r"unknown setting execution\.nam; did you mean execution\.name"):
+        open_execution({"_target_": keys["_target_"], "nam": "x"})
 
 
 def test_every_setting_is_read_somewhere() -> None:

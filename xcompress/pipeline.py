@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,20 +13,20 @@ from typing import Any
 import numpy as np
 
 from xcompress import checkpoint
-from xcompress.checkpoint import fingerprint, locate
-from xcompress.engines.base import Engine, Progress
+from xcompress.checkpoint import fingerprint
+from xcompress.execution.base import Batch, Job, Rows, open_execution
+from xcompress.execution.stage import run_stage
+from xcompress.execution.work import model_folder
 from xcompress.forward import resolve_layer
-from xcompress.progress import Bar
 from xcompress.prompts import COMPRESSOR_PARTS, READER_PARTS, load_demos, load_template, start_token
 from xcompress.schema import ANSWERS, CANDIDATES, QUESTIONS, RIVALS, SCORES, STEPWISE, Question, UsageError, from_row, to_row
 from xcompress.selectors import RollingGate, gate_threshold
-from xcompress.settings import ModelSettings, Settings, SourceSettings
+from xcompress.settings import Settings, SourceSettings
 from xcompress.stages import generate, prepare, read, rivals, score, stepwise
 from xcompress.store import Shard, StageFolder, digest, write_json
 from xcompress.views import ratio_place
 
 log = logging.getLogger(__name__)
-Rows = list[dict[str, Any]]
 
 
 @dataclass
@@ -59,7 +57,8 @@ class Run:
         self.demos = load_demos(Path(settings.dataset.demos_file))
         self.source = settings.dataset.source()
         self.calibration_source = settings.dataset.calibration()
-        self.folders = {"reader": _folder_of(settings.reader), "compressor": _folder_of(settings.compressor)}
+        self.folders = {"reader": model_folder(settings.reader), "compressor": model_folder(settings.compressor)}
+        self.execution = open_execution(settings.execution)
         self._check_method()
         self._make_folders()
 
@@ -125,7 +124,7 @@ class Run:
                 "device": device.partition(":")[0],
             }
 
-        reader = reader_in(self.scoring_dtype)
+        reader = reader_in(s.scoring_dtype)
         self.score_identity = {
             "stage": "scores",
             "version": score.VERSION,
@@ -148,7 +147,7 @@ class Run:
         self.answer_identity = {
             "stage": "answers",
             "version": read.VERSION,
-            **reader_in(self.reading_dtype),
+            **reader_in(s.reading_dtype),
             "engine": _engine_identity(s.engine),
             "prompt": dict(self.reader_template.parts),
             "chat": s.reader.chat,
@@ -179,16 +178,6 @@ class Run:
         identity = {**self.answer_identity, "of": "stepwise"}
         self.stepwise_answers = StageFolder(self.root, "answers", s.reader.name, identity, ANSWERS)
 
-    @property
-    def scoring_dtype(self) -> str:
-        """dtype of the reader when it scores."""
-        return self.settings.method.scoring_dtype or self.settings.reader.dtype
-
-    @property
-    def reading_dtype(self) -> str:
-        """dtype of the reader when it answers."""
-        return self.settings.method.reading_dtype or self.settings.reader.dtype
-
     # ---- the stages
 
     def execute(self) -> Collected | None:
@@ -208,7 +197,7 @@ class Run:
             self._stepwise(splits)
         if "read" in self.settings.stages:
             self._read(splits)
-        checkpoint.release()
+        self.execution.close()
         return self.collect(splits) if "analyse" in self.settings.stages else None
 
     def prepare(self) -> list[Split]:
@@ -273,92 +262,40 @@ class Run:
         return shards
 
     def _generate(self, splits: Sequence[Split]) -> None:
-        def work() -> Callable[[Split, int, Progress], Rows]:
-            compressor = self._compressor()
-            return lambda split, index, progress: compressor.candidates(split.questions[index], split.name == "test", progress)
-
-        self._stage("generate", [(split, self._candidate_folder(split), split.candidates) for split in splits], work)
+        self._stage("generate", [self._jobs(split, self._candidate_folder(split), split.candidates) for split in splits])
 
     def _score(self, splits: Sequence[Split]) -> None:
-        s = self.settings
-
-        def work() -> Callable[[Split, int, Progress], Rows]:
-            from xcompress.reader import TextScorer
-
-            loaded = checkpoint.load(self.folders["reader"], self.scoring_dtype, s.reader.device)
-            scorer = TextScorer(loaded, s.scoring, self.root / "bases", s.reader.batch_tokens)
-            if s.method.subspace not in scorer.bases:
-                raise UsageError(
-                    f"method.subspace={s.method.subspace} is not there for {s.reader.name}; it has {', '.join(scorer.bases)}"
-                )
-            write_json(self.scores.path / "axes.json", {"axes": scorer.axes, "bases": scorer.describe()})
-
-            def one(split: Split, index: int, progress: Progress) -> Rows:
-                candidates = self._input(self._candidate_folder(split), split.candidates[index], "generate")
-                return score.score(candidates, scorer, progress)
-
-            return one
-
-        self._stage("score", [(split, self.scores, self.after_candidates(split)) for split in splits], work)
-
-        if s.scoring.rivals:
-            self._rivals(splits)
-
-    def _rivals(self, splits: Sequence[Split]) -> None:
-        """LongPPL and question likelihood of the test split's candidates, with the reader's engine."""
-
-        def work() -> Callable[[Split, int, Progress], Rows]:
-            engine, tokenizer = self._engine("reader", self.scoring_dtype)
-            scorer = rivals.RivalScorer(engine, tokenizer, self.reader_template)
-            return lambda split, index, progress: scorer.score(
-                split.questions[index], self._input(self.candidates, split.candidates[index], "generate"), progress
-            )
-
-        test = [split for split in splits if split.name == "test"]
-        self._stage("rivals", [(split, self.rivals, self.after_candidates(split)) for split in test], work)
+        self._stage("score", [self._after_candidates(split, self.scores) for split in splits])
+        if self.settings.scoring.rivals:
+            self._stage("rivals", [self._after_candidates(split, self.rivals) for split in splits if split.name == "test"])
 
     def _stepwise(self, splits: Sequence[Split]) -> None:
         """The trajectory that a stepwise method chooses round by round, on the test split."""
-        s = self.settings
-        if s.method.policy != "stepwise":
+        if self.settings.method.policy != "stepwise":
             return
         shards = self.stepwise_shards(splits)
         if shards is None:
             log.warning("stepwise: not run, since the gate has no calibration questions")
             return
-
-        def work() -> Callable[[Split, int, Progress], Rows]:
-            from xcompress.reader import TextScorer
-
-            loaded = checkpoint.load(self.folders["reader"], self.scoring_dtype, s.reader.device)
-            narrow = dataclasses.replace(
-                s.scoring,
-                subspaces={s.method.subspace: s.scoring.subspaces[s.method.subspace]},
-                energies=[s.method.energy],
-                start_token=[s.method.start_token],
-            )
-            scorer = TextScorer(loaded, narrow, self.root / "bases", s.reader.batch_tokens)
-            compressor = self._compressor()
-
-            def one(split: Split, index: int, progress: Progress) -> Rows:
-                candidates = self._input(self.candidates, split.candidates[index], "generate")
-                # The rolling gate goes on where the shard before has left it.
-                before = self._input(self.stepwise, shards[index - 1], "stepwise") if index else []
-                gate = self._gate(splits, before[-1]["gate_pool"] if before else ())
-                return stepwise.StepwiseCompressor(compressor, scorer, s.method, gate).run(
-                    split.questions[index], candidates, progress
-                )
-
-            return one
-
         test = next(split for split in splits if split.name == "test")
-        self._stage("stepwise", [(test, self.stepwise, shards)], work)
+        threshold = self._threshold(splits)
+        rolling = self.settings.method.gate == "release"
 
-    def _gate(self, splits: Sequence[Split], pool: Sequence[float]) -> stepwise.Gate:
+        def inputs(index: int) -> dict[str, Any]:
+            # The rolling gate goes on where the shard before has left it.
+            before = self._input(self.stepwise, shards[index - 1], "stepwise") if rolling and index else []
+            gate = self._gate(threshold, before[-1]["gate_pool"] if before else ())
+            return {"candidates": self._input(self.candidates, test.candidates[index], "generate"), "gate": gate}
+
+        def ready(index: int) -> bool:
+            return not rolling or index == 0 or self.stepwise.find(shards[index - 1]) is not None
+
+        self._stage("stepwise", [self._jobs(test, self.stepwise, shards, inputs, ready)])
+
+    def _gate(self, threshold: float | None, pool: Sequence[float]) -> stepwise.Gate:
         method = self.settings.method
         if method.gate == "release":
             return RollingGate(method.gate_share, method.gate_pool, pool)
-        threshold = self._threshold(splits)
         return stepwise.OpenGate() if threshold is None else stepwise.StaticGate(threshold)
 
     def _threshold(self, splits: Sequence[Split]) -> float | None:
@@ -389,31 +326,21 @@ class Run:
         return shards
 
     def _read(self, splits: Sequence[Split]) -> None:
-        def work() -> Callable[[Split, int, Progress], Rows]:
-            reader = self._reader()
-            return lambda split, index, progress: reader.read(
-                split.questions[index], self._input(self.candidates, split.candidates[index], "generate"), progress
-            )
-
         test = next(split for split in splits if split.name == "test")
-        after = self.after_candidates(test)
-        self._stage("read", [(test, self.answers, after)], work)
+        self._stage("read", [self._after_candidates(test, self.answers)])
         chosen = self.stepwise_shards(splits) if self.settings.method.policy == "stepwise" else None
         if chosen is None:
             return
-        read_after = self.after_stepwise(chosen)
+        after = self.after_candidates(test)
 
-        def work_stepwise() -> Callable[[Split, int, Progress], Rows]:
-            reader = self._reader()
-            return lambda split, index, progress: reader.read_chosen(
-                split.questions[index],
-                self._input(self.stepwise, chosen[index], "stepwise"),
-                self._input(self.candidates, split.candidates[index], "generate"),
-                self._input(self.answers, after[index], "read"),
-                progress,
-            )
+        def inputs(index: int) -> dict[str, Any]:
+            return {
+                "chosen": self._input(self.stepwise, chosen[index], "stepwise"),
+                "candidates": self._input(self.candidates, test.candidates[index], "generate"),
+                "answers": self._input(self.answers, after[index], "read"),
+            }
 
-        self._stage("read (stepwise)", [(test, self.stepwise_answers, read_after)], work_stepwise)
+        self._stage("read (stepwise)", [self._jobs(test, self.stepwise_answers, self.after_stepwise(chosen), inputs)])
 
     def after_stepwise(self, chosen: Sequence[Shard]) -> list[Shard]:
         """The shards of answers to the stepwise choices, named by the content of the files they are made from.
@@ -429,63 +356,45 @@ class Run:
             found.append(Shard(shard.index, digest([self.stepwise.path.name, path.name])))
         return found
 
-    def _stage(
-        self,
-        name: str,
-        parts: Sequence[tuple[Split, StageFolder, list[Shard]]],
-        make: Callable[[], Callable[[Split, int, Progress], Rows]],
-    ) -> None:
+    def _stage(self, name: str, parts: Sequence[list[Job]]) -> None:
         """Compute the missing shards of a stage; its model is loaded only if something is missing."""
-        missing = [(split, folder, shard) for split, folder, shards in parts for shard in shards if folder.find(shard) is None]
-        total = sum(len(split.questions[shard.index]) for split, _, shards in parts for shard in shards)
-        todo = sum(len(split.questions[shard.index]) for split, _, shard in missing)
-        if not missing:
-            log.info("%s: all %d questions are there already", name, total)
-            return
-        log.info("%s: %d of %d questions to do", name, todo, total)
-        with _stage_errors(name):
-            one = make()
-            with Bar(name, todo) as bar:
-                for split, folder, shard in missing:
-                    started = time.monotonic()
-                    bar.tokens_in_shard = 0
-                    rows = one(split, shard.index, bar.tokens)
-                    questions = len(split.questions[shard.index])
-                    note = {
-                        "seconds": round(time.monotonic() - started, 3),
-                        "questions": questions,
-                        "tokens": bar.tokens_in_shard,
-                    }
-                    folder.write(shard, rows, note)
-                    bar.advance(questions)
+        run_stage(self.settings, self.execution, name, [job for part in parts for job in part])
+
+    def _after_candidates(self, split: Split, folder: StageFolder) -> list[Job]:
+        """Jobs that turn a split's candidates into rows of ``folder``."""
+
+        def inputs(index: int) -> dict[str, Any]:
+            return {"candidates": self._input(self._candidate_folder(split), split.candidates[index], "generate")}
+
+        return self._jobs(split, folder, self.after_candidates(split), inputs)
+
+    @staticmethod
+    def _jobs(
+        split: Split,
+        folder: StageFolder,
+        shards: Sequence[Shard],
+        inputs: Callable[[int], Mapping[str, Any]] = lambda _: {},
+        ready: Callable[[int], bool] = lambda _: True,
+    ) -> list[Job]:
+        """A job for each shard; ``inputs`` gives what a batch holds beside its questions, ``ready`` whether that is there."""
+
+        def job(shard: Shard) -> Job:
+            index = shard.index
+            return Job(
+                folder,
+                shard,
+                len(split.questions[index]),
+                load=lambda: Batch(split.name, split.questions[index], **inputs(index)),
+                ready=lambda: ready(index),
+            )
+
+        return [job(shard) for shard in shards]
 
     def _input(self, folder: StageFolder, shard: Shard, stage: str) -> Rows:
         try:
             return folder.read(shard)
         except FileNotFoundError as error:
             raise UsageError(f"{error}; run the stage {stage!r} first (stages=[...,{stage},...])") from None
-
-    def _engine(self, role: str, dtype: str) -> tuple[Engine, Any]:
-        from hydra.utils import instantiate
-
-        device = self.settings.reader.device if role == "reader" else self.settings.compressor.device
-        engine: Engine = instantiate(
-            dict(self.settings.engine), folder=self.folders[role], dtype=dtype, device=device, _convert_="all"
-        )
-        if not engine.reproducible:
-            log.warning("engine %s cannot promise to repeat sampled texts; engine=hf can", engine.name)
-        return engine, checkpoint.load_tokenizer(self.folders[role])
-
-    def _compressor(self) -> generate.Compressor:
-        s = self.settings
-        engine, tokenizer = self._engine("compressor", s.compressor.dtype)
-        return generate.Compressor(
-            engine, tokenizer, self.compressor_template, s.compressor, s.generation, s.dataset.segment_size, s.seed
-        )
-
-    def _reader(self) -> read.QuestionReader:
-        engine, tokenizer = self._engine("reader", self.reading_dtype)
-        return read.QuestionReader(engine, tokenizer, self.reader_template, self.demos, self.settings.reader)
 
     # ---- what the analysis gets
 
@@ -584,29 +493,3 @@ _TUNING = {"cache_gb", "prefill_tokens"}
 
 def _engine_identity(engine: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in engine.items() if key not in _TUNING}
-
-
-def _folder_of(settings: ModelSettings) -> Path:
-    model = settings.model
-    if isinstance(model, Mapping):
-        from hydra.utils import instantiate
-
-        model = instantiate(dict(model))
-    if not isinstance(model, str) or not model:
-        raise UsageError(f"{settings.name}: `model` must be a hub name, a folder, or {{_target_: ...}}, not {model!r}")
-    return locate(model, settings.revision)
-
-
-@contextmanager
-def _stage_errors(name: str) -> Any:
-    """Name the stage in what went wrong; what is finished stays."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except (KeyboardInterrupt, SystemExit):
-        log.warning("stopped in %s; finished shards are kept, run the same command to go on", name)
-        raise
-    except Exception as error:
-        error.add_note(f"(in stage {name}; finished shards are kept, run the same command to go on)")
-        raise

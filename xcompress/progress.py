@@ -15,7 +15,6 @@ class Bar:
         self._bar = tqdm(total=questions, desc=f"{stage:>8}", unit="q", dynamic_ncols=True, smoothing=0.1, mininterval=0.5)
         self._tokens = 0
         self._started = time.monotonic()
-        self.tokens_in_shard = 0
 
     def __enter__(self) -> Bar:
         return self
@@ -26,7 +25,6 @@ class Bar:
     def tokens(self, count: int) -> None:
         """Called by engines and scorers with the tokens just done."""
         self._tokens += count
-        self.tokens_in_shard += count
         rate = self._tokens / max(1e-9, time.monotonic() - self._started)
         self._bar.set_postfix_str(f"{self._tokens} tokens, {rate:.0f} tokens/s", refresh=False)
         self._bar.update(0)  # draws only when the last drawing is old enough

@@ -231,13 +231,6 @@ class StatisticsSettings:
 
 
 @dataclass(frozen=True)
-class ExecutionSettings:
-    """Where shards run."""
-
-    name: str
-
-
-@dataclass(frozen=True)
 class Settings:
     """The whole configuration of one run."""
 
@@ -246,7 +239,7 @@ class Settings:
     dataset: DatasetSettings
     engine: Mapping[str, Any]
     method: MethodSettings
-    execution: ExecutionSettings
+    execution: Mapping[str, Any]
     generation: GenerationSettings
     scoring: ScoringSettings
     statistics: StatisticsSettings
@@ -257,6 +250,16 @@ class Settings:
     run_root: str = "results/runs"
     shard_size: int = 8
     resolved: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def scoring_dtype(self) -> str:
+        """dtype of the reader when it scores."""
+        return self.method.scoring_dtype or self.reader.dtype
+
+    @property
+    def reading_dtype(self) -> str:
+        """dtype of the reader when it answers."""
+        return self.method.reading_dtype or self.reader.dtype
 
     def __post_init__(self) -> None:
         for stage in self.stages:
@@ -278,7 +281,6 @@ _NESTED: dict[str, Any] = {
     "compressor": CompressorSettings,
     "dataset": DatasetSettings,
     "method": MethodSettings,
-    "execution": ExecutionSettings,
     "generation": GenerationSettings,
     "scoring": ScoringSettings,
     "statistics": StatisticsSettings,

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 log = logging.getLogger(__name__)
+_PART = ".part"
 
 
 def digest(value: Any, length: int = 12) -> str:
@@ -29,15 +31,19 @@ def digest(value: Any, length: int = 12) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()[:length]
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` so that ``path`` is either absent, old, or complete: never half written, whatever happens."""
+def write_atomically(path: Path, data: bytes, durable: bool = True) -> None:
+    """Write ``data`` so that ``path`` is either absent, old, or complete: never half written, whatever happens.
+
+    ``durable`` waits until it is on the disk, so that a power cut changes nothing either.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}{_PART}")
     try:
         with temporary.open("wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -77,24 +83,57 @@ class StageFolder:
         self.schema = schema
         self._listing: dict[str, list[Path]] | None = None
         self._whole: dict[Path, tuple[int, int]] = {}
+        self._noted = 0  # bytes of work.jsonl that the listing knows of
 
     def find(self, shard: Shard) -> Path | None:
         """The file of ``shard`` if it is there and undamaged. A damaged one is named, set aside, and counts as missing."""
         if self._listing is None:
-            self._listing = {}
-            for path in sorted(self.path.glob("*.parquet")):
-                self._listing.setdefault(path.name.rpartition("-")[0], []).append(path)
+            self._list()
+        assert self._listing is not None
         for path in self._listing.get(shard.stem, []):
-            if not path.exists():
-                continue
-            status = path.stat()
-            seen = (status.st_mtime_ns, status.st_size)
-            if self._whole.get(path) == seen or content_digest(path.read_bytes()) == path.stem.rpartition("-")[2]:
-                self._whole[path] = seen  # read in full once a process, unless it changes
-                return path
-            log.warning("shard %s is damaged: it is set aside and computed again", path)
-            path.replace(path.with_suffix(".damaged"))
+            try:
+                status = path.stat()
+                seen = (status.st_mtime_ns, status.st_size)
+                if self._whole.get(path) == seen or content_digest(path.read_bytes()) == path.stem.rpartition("-")[2]:
+                    self._whole[path] = seen  # read in full once a process, unless it changes
+                    return path
+                log.warning("shard %s is damaged: it is set aside and computed again", path)
+                path.replace(path.with_suffix(".damaged"))
+            except FileNotFoundError:
+                continue  # gone, or another process has set it aside
         return None
+
+    def catch_up(self, all_files: bool = False) -> None:
+        """See the shards that other processes have stored: by their notes in the log of work, or by listing all files."""
+        if all_files:
+            self._list()
+            return
+        try:
+            with (self.path / "work.jsonl").open("rb") as file:
+                file.seek(self._noted)
+                text = file.read()
+        except FileNotFoundError:
+            return
+        whole = text[: text.rfind(b"\n") + 1]
+        self._noted += len(whole)
+        for note in _notes(whole.decode("utf-8", errors="replace")):
+            self._add(self.path / str(note.get("file", "")))
+
+    def _list(self) -> None:
+        """The shards that are there; temporary files of this host's dead processes are removed."""
+        self._listing = {}
+        self._noted = (self.path / "work.jsonl").stat().st_size if (self.path / "work.jsonl").exists() else 0
+        for path in sorted(self.path.glob("*.parquet")):
+            self._add(path)
+        for path in self.path.glob(f".*.{socket.gethostname()}.*{_PART}"):
+            pid = path.name.removesuffix(_PART).rpartition(".")[2]
+            if pid.isdecimal() and not alive(int(pid)):
+                path.unlink(missing_ok=True)
+
+    def _add(self, path: Path) -> None:
+        paths = self._listing.setdefault(path.name.rpartition("-")[0], []) if self._listing is not None else []
+        if path not in paths and path.suffix == ".parquet":
+            paths.append(path)
 
     def write(self, shard: Shard, rows: Sequence[Mapping[str, Any]], note: Mapping[str, Any] | None = None) -> Path:
         """Store the rows of a shard; ``note`` (timings, token counts) is appended to the folder's log of work."""
@@ -107,14 +146,15 @@ class StageFolder:
         data = sink.getvalue().to_pybytes()
         path = self.path / f"{shard.stem}-{content_digest(data)}.parquet"
         write_atomically(path, data)
-        if self._listing is not None:
-            self._listing.setdefault(shard.stem, []).append(path)
+        self._add(path)
         if note is not None:
             with (self.path / "work.jsonl").open("ab+") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - 1))
                 torn = file.read(1) not in (b"", b"\n")  # by a kill; the new note must not be lost with the old one
-                file.write((b"\n" if torn else b"") + json.dumps({"shard": shard.stem, **note}).encode() + b"\n")
+                file.write(
+                    (b"\n" if torn else b"") + json.dumps({"shard": shard.stem, "file": path.name, **note}).encode() + b"\n"
+                )
         return path
 
     def read(self, shard: Shard) -> list[dict[str, Any]]:
@@ -141,13 +181,34 @@ class StageFolder:
         if not path.exists():
             return []
         notes: dict[str, dict[str, Any]] = {}
-        for line in path.read_text(encoding="utf-8").split("\n"):
-            try:
-                note = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # a line cut off by a kill: only timings are lost
+        for note in _notes(path.read_text(encoding="utf-8")):
             notes[note["shard"]] = note
         return [notes[shard.stem] for shard in shards if shard.stem in notes]
+
+
+def _notes(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.split("\n"):
+        try:
+            note = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # a line cut off by a kill: only timings are lost
+        if isinstance(note, dict) and "shard" in note:
+            yield note
+
+
+def alive(pid: int) -> bool:
+    """Whether a process of this host is there (a zombie counts as gone)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return True
+    return state not in {"Z", "X"}
 
 
 def _holds_arrays(table: pa.Table, name: str) -> bool:
