@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from analysis import figures, output
+from analysis import figures, output, stored
+from analysis.about import sentence
 from analysis.load import Floats, Pool
 from analysis.stats import Estimate, bootstrap_table, expected_best_of_k
 from analysis.table1 import gate_decisions
@@ -193,8 +194,9 @@ RELEASE = "release (rolling)"
 PAPER = Path(__file__).parent / "paper" / "ablations.yaml"
 
 
-def write(pool: Pool, settings: Settings, folder: Path, note: str) -> list[Setting]:
+def write(pool: Pool, settings: Settings, folder: Path) -> list[Setting]:
     """``ablations.{csv,md,json,svg}``: one block per ablation, the default marked."""
+    note = sentence(pool, settings)
     found = ablations(pool, settings)
     paper = yaml.safe_load(PAPER.read_text(encoding="utf-8"))
     records = []
@@ -234,3 +236,7 @@ def write(pool: Pool, settings: Settings, folder: Path, note: str) -> list[Setti
     output.write_table(folder, "ablations", records, "\n".join(text), {"note": note})
     write_atomically(folder / "ablations.svg", figures.ablations(found, settings))
     return found
+
+
+if __name__ == "__main__":
+    stored.command(write)

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from analysis import figures, output
+from analysis import figures, output, stored
+from analysis.about import sentence
 from analysis.load import Floats, Pool
 from analysis.stats import (
     Estimate,
@@ -124,8 +125,9 @@ def _line(values: Floats, x: Floats) -> float | None:
     return 1 - (1 - r * r) * (len(values) - 1) / (len(values) - 2)
 
 
-def write(pool: Pool, settings: Settings, folder: Path, note: str) -> list[Cell]:
+def write(pool: Pool, settings: Settings, folder: Path) -> list[Cell]:
     """``correlation.{csv,md,json,svg}`` and what explains the variance of SPS."""
+    note = sentence(pool, settings)
     cells = correlations(pool, settings)
     shares = explained(pool, settings)
     records = [
@@ -170,3 +172,7 @@ def write(pool: Pool, settings: Settings, folder: Path, note: str) -> list[Cell]
     output.write_table(folder, "correlation", records, "\n".join(lines), about)
     write_atomically(folder / "correlation.svg", figures.correlation(cells, settings))
     return cells
+
+
+if __name__ == "__main__":
+    stored.command(write)

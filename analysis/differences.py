@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis import output
+from analysis import output, stored
+from analysis.about import sentence
 from analysis.load import Pool
 from analysis.stats import Estimate, bootstrap_table, holm
 from analysis.table1 import Choice, choose, exact_p
@@ -147,8 +148,9 @@ def _same(choice: Choice, base: Choice) -> float | None:
     return float((choice.picks == base.picks).mean())
 
 
-def write(pool: Pool, settings: Settings, folder: Path, note: str) -> list[Difference]:
+def write(pool: Pool, settings: Settings, folder: Path) -> list[Difference]:
     """``differences.{csv,md,json}``."""
+    note = sentence(pool, settings)
     found = differences(pool, settings)
     records = [
         {
@@ -193,3 +195,7 @@ def write(pool: Pool, settings: Settings, folder: Path, note: str) -> list[Diffe
     ]
     output.write_table(folder, "differences", records, "\n".join(lines), {"note": note})
     return found
+
+
+if __name__ == "__main__":
+    stored.command(write)

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis import figures, output
+from analysis import figures, output, stored
+from analysis.about import sentence
 from analysis.load import Pool
 from analysis.stats import Estimate, bootstrap_ratio, bootstrap_table
-from analysis.table1 import Choice, labels
+from analysis.table1 import Choice, choose, labels
 from xcompress.settings import Settings
 from xcompress.store import write_atomically
 
@@ -67,9 +68,10 @@ def regrets(pool: Pool, settings: Settings, choices: Mapping[str, Choice]) -> li
     return found
 
 
-def write(pool: Pool, settings: Settings, choices: Mapping[str, Choice], folder: Path, note: str) -> list[Regret]:
+def write(pool: Pool, settings: Settings, folder: Path) -> list[Regret]:
     """``regret.{csv,md,json,svg}``."""
-    found = regrets(pool, settings, choices)
+    note = sentence(pool, settings)
+    found = regrets(pool, settings, choose(pool, settings))
     records = [
         {
             "method": entry.name,
@@ -93,3 +95,7 @@ def write(pool: Pool, settings: Settings, choices: Mapping[str, Choice], folder:
     output.write_table(folder, "regret", records, "\n".join(text), {"note": note})
     write_atomically(folder / "regret.svg", figures.regret(found, settings))
     return found
+
+
+if __name__ == "__main__":
+    stored.command(write)

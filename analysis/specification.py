@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis import figures, output
+from analysis import figures, output, stored
 from analysis.ablations import members
+from analysis.about import sentence
 from analysis.load import Floats, Pool
 from xcompress.settings import Settings
 from xcompress.store import write_atomically
@@ -110,8 +111,9 @@ def _bootstrap(differences: Floats, settings: Settings) -> tuple[Floats, Floats,
     return low, high, float(best_p)
 
 
-def write(pool: Pool, settings: Settings, folder: Path, note: str) -> Curve:
+def write(pool: Pool, settings: Settings, folder: Path) -> Curve:
     """``specification.{csv,md,json,svg}``: every variant's EM difference to CompAct, ascending."""
+    note = sentence(pool, settings)
     found = curve(pool, settings)
     n = len(found.variants)
     records = [
@@ -144,3 +146,7 @@ def write(pool: Pool, settings: Settings, folder: Path, note: str) -> Curve:
 
 def _plain(value: Any) -> float | None:
     return float(value) if np.isfinite(value) else None
+
+
+if __name__ == "__main__":
+    stored.command(write)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
+from analysis import figures, output, stored
+from analysis.about import sentence
 from analysis.load import Floats, Pool
 from analysis.stats import (
     Estimate,
@@ -24,8 +26,25 @@ from analysis.stats import (
 from xcompress.answers import normalize
 from xcompress.selectors import RollingGate, gate_skips, lowest, majority, oracle
 from xcompress.settings import MethodSettings, Settings
+from xcompress.store import write_atomically, write_json
 
 PAPER = Path(__file__).parent / "paper" / "table1.yaml"
+HEADINGS = (
+    "method",
+    "n",
+    "EM",
+    "F1",
+    "EM minus CompAct",
+    "F1 minus CompAct",
+    "summary tokens",
+    "compressor tokens",
+    "selection tokens",
+    "paper EM / F1",
+)
+_COSTS = (
+    "Compressor tokens: prompt and new tokens of every trajectory a method needs, each prompt counted once a trajectory (an"
+    " engine that shares prefixes computes fewer). Selection tokens: reader tokens of the choice itself. Means a question."
+)
 
 
 @dataclass(frozen=True)
@@ -340,3 +359,85 @@ def exact_p(values: Floats, reference: Floats, seed: int) -> float | None:
 def _mean(values: Floats) -> float | None:
     values = values[np.isfinite(values)]
     return float(values.mean()) if len(values) else None
+
+
+def cells(row: Row) -> list[str]:
+    """A row under :data:`HEADINGS`."""
+    return [
+        row.label,
+        str(row.em.n),
+        output.cell(row.em),
+        output.cell(row.f1),
+        output.cell(row.em_difference, signed=True),
+        output.cell(row.f1_difference, signed=True),
+        "-" if row.summary_tokens is None else f"{row.summary_tokens:.0f}",
+        "-" if row.compressor_tokens is None else f"{row.compressor_tokens:.0f}",
+        "-" if row.selection_tokens is None else f"{row.selection_tokens:.0f}",
+        f"{row.paper[0]} / {row.paper[1]}" if row.paper else "-",
+    ]
+
+
+def _markdown(rows: Sequence[Row], note: str, settings: Settings) -> str:
+    lines = [f"# Table 1: {settings.reader.name} on {settings.dataset.name}", "", note, ""]
+    lines += [output.markdown(HEADINGS, [cells(row) for row in rows])]
+    lines += ['Verdicts on "xCompress beats CompAct":', ""]
+    lines += [f"- {metric}: **{label}**: {sentence}" for metric, label, sentence in spoken(rows)]
+    lines += ["", _COSTS]
+    skipped = [row for row in rows if row.skipped is not None]
+    if skipped:
+        lines += ["", f"The gate kept the initial summary of {skipped[0].skipped} of {skipped[0].em.n} questions."]
+    return "\n".join(lines) + "\n"
+
+
+def spoken(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """Metric, label and sentence of every verdict."""
+    return [(metric.upper(), *found) for row in rows for metric, found in row.verdicts.items()]  # type: ignore[misc]
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    flat: dict[str, Any] = {"method": row.name, "label": row.label, "n": row.em.n}
+    for key, estimate in (
+        ("em", row.em),
+        ("f1", row.f1),
+        ("em_difference", row.em_difference),
+        ("f1_difference", row.f1_difference),
+    ):
+        flat |= {key: estimate.value, f"{key}_low": estimate.low, f"{key}_high": estimate.high}
+    flat |= {
+        "em_p_holm": row.em_p,
+        "f1_p_holm": row.f1_p,
+        "summary_tokens": row.summary_tokens,
+        "compressor_tokens": row.compressor_tokens,
+        "selection_tokens": row.selection_tokens,
+        "gate_skipped": row.skipped,
+        "fallbacks": row.fallbacks,
+        "paper_em": row.paper[0] if row.paper else None,
+        "paper_f1": row.paper[1] if row.paper else None,
+        "em_verdict": row.verdicts.get("em", [None])[0],
+        "f1_verdict": row.verdicts.get("f1", [None])[0],
+        "reason": row.em.reason,
+    }
+    return flat
+
+
+def write(pool: Pool, settings: Settings, folder: Path) -> list[Row]:
+    """``table1.{csv,md,json,svg}``."""
+    rows = table(pool, settings, choose(pool, settings))
+    note = sentence(pool, settings)
+    about = {
+        "reader": settings.reader.name,
+        "compressor": settings.compressor.name,
+        "dataset": settings.dataset.name,
+        "method": asdict(settings.method),
+        "note": note,
+    }
+    flat = [_flat(row) for row in rows]
+    output.write_table(folder, "table1", flat, _markdown(rows, note, settings), about)
+    full = [{**record, "verdicts": row.verdicts} for record, row in zip(flat, rows, strict=True)]
+    write_json(folder / "table1.json", {**about, "rows": full})
+    write_atomically(folder / "table1.svg", figures.differences(rows, settings))
+    return rows
+
+
+if __name__ == "__main__":
+    stored.command(write)

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from analysis import output
+from analysis import output, stored
 from analysis.ablations import choice_by_sps, expected_quality
+from analysis.about import sentence
 from analysis.correlation import metrics
 from analysis.load import Floats, Pool
 from analysis.stats import (
@@ -26,7 +27,7 @@ from analysis.stats import (
     within_correlation_difference,
     within_group_pearson,
 )
-from analysis.table1 import Choice, exact_p
+from analysis.table1 import Choice, choose, exact_p
 from xcompress.settings import Settings
 
 PAPER = Path(__file__).parent / "paper" / "claims.yaml"
@@ -162,8 +163,10 @@ def _correlation_claims(pool: Pool, settings: Settings, papers: Mapping[str, str
     return claims
 
 
-def write(found: Sequence[Verdict], settings: Settings, folder: Path, note: str) -> None:
+def write(pool: Pool, settings: Settings, folder: Path) -> list[Verdict]:
     """``verdicts.{csv,md,json}``."""
+    note = sentence(pool, settings)
+    found = verdicts(pool, settings, choose(pool, settings))
     records = [
         {
             "claim": verdict.claim,
@@ -180,6 +183,7 @@ def write(found: Sequence[Verdict], settings: Settings, folder: Path, note: str)
     where = f"{settings.reader.name} reading {settings.dataset.name}, summaries by {settings.compressor.name}"
     about = {"note": note, "rests_on": where, "reader": settings.reader.name, "dataset": settings.dataset.name}
     output.write_table(folder, "verdicts", records, "\n".join(["# Verdicts", "", note, "", text(found, where)]), about)
+    return list(found)
 
 
 def text(found: Sequence[Verdict], where: str) -> str:
@@ -199,3 +203,7 @@ def text(found: Sequence[Verdict], where: str) -> str:
         " the paper's. The fifth column repeats the verdict with intervals widened for the number of claims (Bonferroni).\n\n"
         + output.markdown(headings, rows)
     )
+
+
+if __name__ == "__main__":
+    stored.command(write)

@@ -41,7 +41,7 @@ def test_undefined_correlations_say_why(tmp_path: Path) -> None:
     zero = pool(quality=Quality(EM * 0, F1, EM))
     cells = [c for c in correlation.correlations(zero, settings()) if c.quality == "em" and c.form != "partial"]
     assert cells and all(c.estimate.value is None and c.estimate.reason for c in cells)
-    correlation.write(zero, settings(), tmp_path, "note")
+    correlation.write(zero, settings(), tmp_path)
     json.loads((tmp_path / "correlation.json").read_text(), parse_constant=pytest.fail)
     assert "n/a" in (tmp_path / "correlation.md").read_text()
     none = pool(labelled=np.zeros(3, bool), quality=Quality(EM * NAN, F1 * NAN, EM * NAN))
@@ -102,7 +102,7 @@ def test_specification_curve_counts_and_corrects(tmp_path: Path) -> None:
     found = specification.curve(pool(), settings())
     assert len(found.variants) == 1 and found.undefined == 2 * 5 * 5 * 8 - 1 and found.default == 0
     assert found.differences[0] == pytest.approx(100 - EM[:, 0].mean())
-    specification.write(pool(), settings(), tmp_path, "note")
+    specification.write(pool(), settings(), tmp_path)
     assert "1 variants" in (tmp_path / "specification.md").read_text()
 
 
@@ -142,9 +142,9 @@ def test_the_best_of_many_useless_variants_is_not_significant() -> None:
 def test_files_are_written(tmp_path: Path) -> None:
     """Every table in four forms, equal on a second call."""
     for module, name in ((correlation, "correlation"), (ablations, "ablations"), (specification, "specification")):
-        module.write(pool(), settings(), tmp_path, "note")
+        module.write(pool(), settings(), tmp_path)
         first = {suffix: (tmp_path / f"{name}.{suffix}").read_bytes() for suffix in ("csv", "md", "json", "svg")}
-        module.write(pool(), settings(), tmp_path, "note")
+        module.write(pool(), settings(), tmp_path)
         assert first == {suffix: (tmp_path / f"{name}.{suffix}").read_bytes() for suffix in first}
     assert TOKENS[1, 1] == 0  # the blank candidate that the tables above had to live with
 
@@ -164,7 +164,7 @@ def test_verdicts_take_the_papers_side(tmp_path: Path) -> None:
     assert verdicts.label(Estimate(0.5, 0.1, 0.9, 200, groups=40)) == "REPRODUCED"
     none = pool(labelled=np.zeros(3, bool), quality=Quality(EM * NAN, F1 * NAN, EM * NAN))
     assert {v.label for v in verdicts.verdicts(none, s, choose(none, s))} == {"NOT RUN"}
-    verdicts.write(list(found.values()), s, tmp_path, "note")
+    verdicts.write(pool(), s, tmp_path)
     rows = json.loads((tmp_path / "verdicts.json").read_text(), parse_constant=pytest.fail)["rows"]
     assert len(rows) == len(found) == 16
 
@@ -173,7 +173,7 @@ def test_publishing_copies_numbers_and_no_text(tmp_path: Path) -> None:
     """Tables, figures and records are copied below reader and data set; candidates stay; the summary has every run."""
     s = settings()
     folder = tmp_path / "run"
-    verdicts.write(verdicts.verdicts(pool(), s, choose(pool(), s)), s, folder, "note")
+    verdicts.write(pool(), s, folder)
     (folder / "table1.json").write_text(json.dumps({"reader": "r", "dataset": "d"}))
     (folder / "candidates.parquet").write_bytes(b"text")
     (folder / "specification.csv").write_text("thousands of lines")

@@ -29,7 +29,7 @@ def test_shares_of_the_headroom_by_hand(tmp_path: Path) -> None:
     assert found["compact", "em"].of_random.value == pytest.approx(expected)
     assert found["random", "f1"].regret.value == pytest.approx(100 - F1.mean())
     assert {"oracle", "raw_passages", "closed_book"}.isdisjoint(name for name, _ in found)
-    regret.write(pool(), s, choose(pool(), s), tmp_path, "note")
+    regret.write(pool(), s, tmp_path)
     rows = json.loads((tmp_path / "regret.json").read_text(), parse_constant=pytest.fail)["rows"]
     assert len(rows) == len(found) and (tmp_path / "regret.svg").stat().st_size > 1000
     bare = replace(pool(), rival_tokens={"longppl": 0.0, "question": 0.0})
@@ -120,6 +120,6 @@ def test_points_of_difference(tmp_path: Path) -> None:
     assert rolling.em.value is not None and gated.em.value is not None
     assert rolling.compressor_tokens is not None and gated.compressor_tokens is not None
     assert found["choice in every round (xcompress_release)"].em.reason == "not in this run: method=xcompress_release"
-    differences.write(big, s, tmp_path, "note")
+    differences.write(big, s, tmp_path)
     rows = json.loads((tmp_path / "differences.json").read_text(), parse_constant=pytest.fail)["rows"]
     assert [row["point"] for row in rows] == list(found)
