@@ -15,7 +15,7 @@ import numpy as np
 
 from xcompress.health import question_key
 from xcompress.schema import Question, UsageError
-from xcompress.settings import ReaderSettings, Settings
+from xcompress.settings import ModelSettings, Settings
 from xcompress.stages.prepare import StoredQuestions
 from xcompress.store import write_json
 
@@ -66,7 +66,7 @@ def token_lengths(questions: StoredQuestions, settings: Settings) -> dict[str, A
     """
     reader = settings.reader
     try:
-        tokenizer, window = _tokenizer(reader)
+        tokenizer, window = local_tokenizer(reader)
     except UsageError as error:
         return {"reader": reader.name, "not_measured": str(error)}
     size = settings.dataset.segment_size
@@ -102,16 +102,20 @@ def sample(questions: StoredQuestions, count: int) -> Iterator[Question]:
         yield from part
 
 
-def _tokenizer(reader: ReaderSettings) -> tuple[Any, int | None]:
-    """The reader's tokenizer and window from small local files alone; no weights are needed or read, nothing is downloaded."""
+def local_tokenizer(settings: ModelSettings) -> tuple[Any, int | None]:
+    """A model's tokenizer and window from small local files alone; no weights are needed or read, nothing is downloaded.
+
+    Raises:
+        UsageError: the tokenizer is not there.
+    """
     from transformers import AutoConfig, AutoTokenizer
 
-    model = reader.model
+    model = settings.model
     if isinstance(model, Mapping):
         from hydra.utils import instantiate
 
         model = instantiate(dict(model))
-    where: dict[str, Any] = {"revision": reader.revision, "local_files_only": True, "trust_remote_code": False}
+    where: dict[str, Any] = {"revision": settings.revision, "local_files_only": True, "trust_remote_code": False}
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(model), **where)
     except Exception as error:  # a missing or damaged file can raise anything
