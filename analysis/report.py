@@ -67,7 +67,9 @@ def write_tables(collected: Collected, started: float) -> Path:
 def _name(collected: Collected) -> str:
     s = collected.settings
     golds = digest([[question.id, list(question.answers)] for question in collected.questions])
-    what = [collected.shards, golds, asdict(s.method), asdict(s.statistics), s.seed, s.dataset.name, s.dataset.empty_golds]
+    # Not the files of questions: they are named by the limit too, and the candidates' files stand for them.
+    shards = {stage: names for stage, names in collected.shards.items() if stage != "questions"}
+    what = [shards, golds, asdict(s.method), asdict(s.statistics), s.seed, s.dataset.name, s.dataset.empty_golds]
     return f"{s.reader.name}-{s.compressor.name}-{s.dataset.name}-{s.method.name}-{digest(what)}"
 
 

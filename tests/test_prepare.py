@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from xcompress.formats import Problem
-from xcompress.schema import UsageError
+from xcompress.health import Health
+from xcompress.schema import QUESTIONS, Passage, Question, UsageError
 from xcompress.settings import SourceSettings
-from xcompress.stages.prepare import file_digest, health, identity, load
+from xcompress.stages import prepare
+from xcompress.stages.prepare import file_digest, identity
+from xcompress.store import Shard, StageFolder, write_json
 
 A, B = {"title": "Ada", "text": "Ada Lovelace was born in London."}, {"title": "Bob", "text": "Bob sold boats."}
 EMPTY = {"title": "Nil", "text": " "}
@@ -33,45 +35,109 @@ def save(path: Path, rows: list[Any] = ROWS) -> SourceSettings:
     return SourceSettings(str(path))
 
 
+def load(source: SourceSettings, passages: int, skip: int = 0, limit: int | None = None) -> tuple[list[Question], Any]:
+    """The questions of a source, and the report about them."""
+    health = Health(passages)
+    return list(prepare.stream(source, passages, health, skip, limit)), health.report()
+
+
 # ---- health
 
 
 def test_health_of_a_hand_made_file(tmp_path: Path) -> None:
-    questions, problems = load(save(tmp_path / "a.jsonl"), passages=3)
+    questions, found = load(save(tmp_path / "a.jsonl"), passages=3)
     assert [question.id for question in questions] == ["1", "2", "3", "5", "6"]
-    found = health(questions, problems, wanted_passages=3)
-    assert found.pop("unusable_rows") == [{"position": 4, "reason": problems[0].reason}]
-    assert "no question text" in problems[0].reason
+    (problem,) = found.pop("unusable_rows")
+    assert problem["position"] == 4 and "no question text" in problem["reason"]
     assert found == {
+        "version": 2,
         "questions": 5,
         "golds_not_matching_themselves": 0,
         "unlabelled": 1,  # 3
         "labelled": 4,
         "yes_no": 2,  # 2 and 5 (by the main answer)
+        "answers_per_question": {"0": 1, "1": 3, "2": 1},
+        "kinds": {},
+        "repeated_questions": 0,
+        "passages": 3 + 2 + 1 + 3 + 3,
         "passages_per_question": {"1": 1, "2": 1, "3": 3},
+        "passages_asked_for": 3,
         "fewer_passages_than_asked": 2,  # 2 and 3
+        "passages_left_out": 0,
+        "questions_with_passages_left_out": 0,
+        "words_per_passage": {"mean": round((15 + 3 + 3 + 9 + 12) / 12, 4), "longest": 6},
         "empty_passages": 2,  # one in 2, one in 5
+        "passages_without_title": 0,
         "repeated_passages": 2,  # one in 1, one in 6
+        "passages_with_html": 0,
+        "passages_with_replacement_characters": 0,
         "with_gold_titles": 3,  # 1, 2 and 5
         "all_gold_titles_retrieved": 2,  # not 2: Cid is absent
+        "without_any_gold_title": 0,
         "answer_string_in_passages": 2,  # 1 and, by its alias, 5
+        "answer_string_in_passages_yes_no": 1,  # 5
+        "at_k": {
+            "1": {"gold_titles": 0.6667, "answer_string": 0.5},  # 1: 1 of 1, 2: 1 of 2, 5: 1 of 2
+            "3": {"gold_titles": 0.8333, "answer_string": 0.5},
+        },
+        "examples": {
+            "empty_passages": ["2", "5"],
+            "repeated_passages": ["1", "6"],
+            "unlabelled": ["3"],
+            "without_answer_string": ["6"],
+        },
     }
+    json.dumps(found, allow_nan=False)
 
 
 def test_health_after_passages_are_cut(tmp_path: Path) -> None:
-    questions, problems = load(save(tmp_path / "a.jsonl"), passages=1)
+    questions, found = load(save(tmp_path / "a.jsonl"), passages=1)
     assert [len(question.passages) for question in questions] == [1] * 5
-    found = health(questions, problems, wanted_passages=1)
     assert (found["fewer_passages_than_asked"], found["repeated_passages"], found["empty_passages"]) == (0, 0, 0)
     assert found["all_gold_titles_retrieved"] == 1
+    assert (found["passages_left_out"], found["questions_with_passages_left_out"]) == (2 + 1 + 2 + 2, 4)
 
 
 def test_health_of_nothing_labelled(tmp_path: Path) -> None:
-    questions, _ = load(save(tmp_path / "a.jsonl", [ROWS[2]]), passages=3)
-    found = health(questions, [Problem(9, "why")], wanted_passages=3)
+    _, found = load(save(tmp_path / "a.jsonl", [ROWS[2], "no object"]), passages=3)
     assert (found["questions"], found["labelled"], found["unlabelled"], found["yes_no"]) == (1, 0, 1, 0)
-    assert found["unusable_rows"] == [{"position": 9, "reason": "why"}]
-    json.dumps(found, allow_nan=False)
+    assert [row["position"] for row in found["unusable_rows"]] == [2]
+    assert found["at_k"] == {"1": {"gold_titles": None, "answer_string": None}}
+
+
+@pytest.mark.parametrize(
+    ("texts", "html", "lost"),
+    [
+        (["a < b and c > d, AT&T &c; x<y>z", "<unk> <s>"], 0, 0),
+        (["one<br>two", "R&amp;B", "<ref name='a'>x</ref>", "<BR />", "&#8217;", "&nbsp;", "a <i>b</i>"], 7, 0),
+        (["caf\ufffd", "plain"], 0, 1),
+    ],
+)
+def test_left_overs_are_counted_and_stay(texts: list[str], html: int, lost: int) -> None:
+    health = Health(1)
+    question = Question("q", "Who?", ("a",), tuple(Passage("T", text) for text in texts))
+    health.add(question)
+    found = health.report()
+    assert (found["passages_with_html"], found["passages_with_replacement_characters"]) == (html, lost)
+
+
+def test_repeated_questions_are_counted() -> None:
+    health = Health(1)
+    for number, text in enumerate(["Who dug it?", "who  dug it? ", "Who dug?", "WHO DUG IT?"]):
+        health.add(Question(f"q{number}", text, ("a",), (Passage("T", "x"),)))
+    assert health.report()["repeated_questions"] == 2
+    assert health.report()["examples"]["repeated_questions"] == ["q1", "q3"]
+
+
+def test_recall_at_k_counts_each_gold_title_once() -> None:
+    health = Health(4)
+    passages = tuple(Passage(title, text) for title, text in [("X", "-"), ("A", "gold"), ("A", "-"), ("B", "the Gold!")])
+    health.add(Question("q", "?", ("gold",), passages, ("A", "B", "C")))
+    health.add(Question("r", "?", ("none",), passages, ("X",)))
+    assert health.report()["at_k"] == {
+        "1": {"gold_titles": round((0 + 1) / 2, 4), "answer_string": 0.0},
+        "4": {"gold_titles": round((2 / 3 + 1) / 2, 4), "answer_string": 0.5},
+    }
 
 
 # ---- load
@@ -97,10 +163,10 @@ def test_passages_from_a_corpus(tmp_path: Path) -> None:
     rows = [ROWS[0], {"id": "b", "question": "Who sold boats?", "answers": ["Bob"], "ctxs": []}]
     corpus = save(tmp_path / "corpus.jsonl", [A, B])
     source = SourceSettings(save(tmp_path / "a.jsonl", rows).path, corpus=corpus.path)
-    (first, second), problems = load(source, passages=2)
+    (first, second), report = load(source, passages=2)
     assert [p.title for p in first.passages] == ["Ada", "Bob"]
     assert [p.title for p in second.passages] == ["Bob", "Ada"]
-    assert problems == []
+    assert report["unusable_rows"] == []
 
 
 @pytest.mark.parametrize(
@@ -183,3 +249,69 @@ def test_digest_of_a_folder_tells_its_files_apart(tmp_path: Path) -> None:
             (tmp_path / root).mkdir(exist_ok=True)
             (tmp_path / root / name).write_text(content, encoding="utf-8")
     assert file_digest(tmp_path / "one") != file_digest(tmp_path / "two")
+
+
+# ---- stored questions
+
+
+def _folder(root: Path) -> StageFolder:
+    return StageFolder(root, "questions", "x", {"any": 1}, QUESTIONS)
+
+
+def test_stored_questions_are_read_shard_by_shard(tmp_path: Path) -> None:
+    source = save(tmp_path / "a.jsonl")
+    questions, report = load(source, 3)
+    made = prepare.store(_folder(tmp_path), source, 3, 0, None, 2)
+    for stored in (made, prepare.stored(_folder(tmp_path), 3)):
+        assert stored is not None
+        assert stored.sizes == (2, 2, 1) and len(stored) == 3
+        assert [question for part in stored for question in part] == questions
+        assert stored[2] == stored[-1] == questions[4:] and stored[1:] == [questions[2:4], questions[4:]]
+        assert list(stored.column("id")) == [question.id for question in questions]
+        assert stored.candidate_keys == tuple(prepare.candidate_key(part) for part in stored)
+        assert stored.health == report
+
+
+def test_a_missing_or_damaged_shard_is_not_taken_for_the_questions(tmp_path: Path) -> None:
+    source = save(tmp_path / "a.jsonl")
+    made = prepare.store(_folder(tmp_path), source, 3, 0, None, 2)
+    path = made.folder.find(made.shards[1])
+    assert path is not None
+    path.write_bytes(path.read_bytes()[:-9])
+    assert prepare.stored(_folder(tmp_path), 3) is None
+    assert list(prepare.store(_folder(tmp_path), source, 3, 0, None, 2)) == list(load_parts(source))
+    assert prepare.stored(_folder(tmp_path / "elsewhere"), 3) is None
+
+
+def load_parts(source: SourceSettings) -> list[list[Question]]:
+    questions, _ = load(source, 3)
+    return [questions[:2], questions[2:4], questions[4:]]
+
+
+def test_a_report_of_an_older_version_is_made_anew_and_the_questions_stay(tmp_path: Path) -> None:
+    """Folders written before the report grew hold names and counts alone."""
+    source = save(tmp_path / "a.jsonl")
+    made = prepare.store(_folder(tmp_path), source, 3, 0, None, 2)
+    files = {path: path.read_bytes() for path in made.folder.path.glob("*.parquet")}
+    old = {"questions": 5, "unusable_rows": list(made.health["unusable_rows"])}
+    write_json(made.folder.path / "manifest.json", {"shards": [shard.input for shard in made.shards], "health": old})
+    for _ in range(2):
+        again = prepare.stored(_folder(tmp_path), 3)
+        assert again is not None
+        unknown = {"passages_left_out": None, "questions_with_passages_left_out": None}
+        assert dict(again.health) == {**made.health, **unknown}
+        assert (again.sizes, again.candidate_keys, list(again)) == (made.sizes, made.candidate_keys, list(made))
+    assert {path: path.read_bytes() for path in made.folder.path.glob("*.parquet")} == files
+    assert [shard.stem for shard in again.shards] == [Shard(n, s.input).stem for n, s in enumerate(made.shards)]
+
+
+def test_nothing_is_given_after_a_question_without_passages(tmp_path: Path) -> None:
+    """The error counts all of them; half a data set is never stored as if it were the whole."""
+    rows = [ROWS[0], {"id": "b", "question": "Who?", "ctxs": []}, ROWS[4], {"id": "c", "question": "Who?", "ctxs": []}]
+    source = save(tmp_path / "a.jsonl", rows)
+    given = []
+    with pytest.raises(UsageError, match=r"2 of 4 questions have no passages \(the first: id 'b'\)"):
+        given += [question.id for question in prepare.stream(source, 3, Health(3))]
+    with pytest.raises(UsageError):
+        prepare.store(_folder(tmp_path), source, 3, 0, None, 1)
+    assert prepare.stored(_folder(tmp_path), 3) is None

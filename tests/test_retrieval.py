@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from xcompress.formats import read_questions
-from xcompress.retrieval import BM25, add_passages, read_corpus
+from xcompress.retrieval import BM25, Retriever, read_corpus
 from xcompress.schema import Passage, Question, UsageError
 
 MINI = Path(__file__).parents[1] / "xcompress" / "mini"
@@ -84,7 +84,7 @@ def test_fewer_passages_than_asked() -> None:
 def test_questions_keep_their_own_passages(corpus: Path) -> None:
     own = (Passage("Own", "My own text."),)
     questions = [question(1, "Who hunts?"), question(2, "Who digs?", own), question(3, "of the"), question(4, "Who digs?")]
-    found = add_passages(questions, corpus, 2)
+    found = Retriever(corpus).fill(questions, 2)
     assert [q.id for q in found] == ["q1", "q2", "q3", "q4"]
     assert found[1] == questions[1]
     assert (found[0].passages[0], found[3].passages[0]) == (OWL, MOLE)
@@ -94,7 +94,7 @@ def test_questions_keep_their_own_passages(corpus: Path) -> None:
 
 def test_a_corpus_that_nobody_needs_is_not_read(tmp_path: Path) -> None:
     questions = [question(1, "Who?", (MOLE,))]
-    assert add_passages(questions, tmp_path / "none.jsonl", 2) == questions
+    assert Retriever(tmp_path / "none.jsonl").fill(questions, 2) == questions
 
 
 def test_read_corpus(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_missing_and_empty_corpus(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("split", ["test", "train"])
 def test_the_mini_data_set_retrieves_ten_passages(split: str) -> None:
-    questions = add_passages(read_questions(MINI / f"{split}.jsonl").questions, MINI / "corpus.jsonl", 10)
+    questions = Retriever(MINI / "corpus.jsonl").fill(read_questions(MINI / f"{split}.jsonl").questions, 10)
     assert {len(set(q.passages)) for q in questions} == {10}
     found = [len(set(q.gold_titles) & {p.title for p in q.passages}) / len(q.gold_titles) for q in questions]
     assert sum(found) / len(found) > 0.8, "most of the evidence is retrieved"

@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from xcompress import checkpoint
+from xcompress import checkpoint, doctor
 from xcompress.checkpoint import fingerprint
 from xcompress.execution.base import Batch, Job, Rows, open_execution
 from xcompress.execution.stage import run_stage
 from xcompress.execution.work import model_folder
 from xcompress.forward import resolve_layer
 from xcompress.prompts import COMPRESSOR_PARTS, READER_PARTS, load_demos, load_template, start_token
-from xcompress.schema import ANSWERS, CANDIDATES, QUESTIONS, RIVALS, SCORES, STEPWISE, Question, UsageError, from_row, to_row
+from xcompress.schema import ANSWERS, CANDIDATES, QUESTIONS, RIVALS, SCORES, STEPWISE, Question, UsageError
 from xcompress.selectors import RollingGate, gate_threshold
 from xcompress.settings import Settings, SourceSettings
 from xcompress.stages import generate, prepare, read, rivals, score, stepwise
-from xcompress.store import Shard, StageFolder, digest, write_json
+from xcompress.store import Shard, StageFolder, digest
 from xcompress.views import ratio_place
 
 log = logging.getLogger(__name__)
@@ -34,9 +34,12 @@ class Split:
     """One set of questions on its way through the stages."""
 
     name: str  # "test" or "calibration"
-    questions: list[list[Question]]  # by shard
-    health: dict[str, Any]
+    questions: prepare.StoredQuestions  # by shard, each read when it is asked for
     candidates: list[Shard]
+
+    @property
+    def health(self) -> dict[str, Any]:
+        return dict(self.questions.health)
 
 
 class Run:
@@ -57,10 +60,11 @@ class Run:
         self.demos = load_demos(Path(settings.dataset.demos_file))
         self.source = settings.dataset.source()
         self.calibration_source = settings.dataset.calibration()
-        self.folders = {"reader": model_folder(settings.reader), "compressor": model_folder(settings.compressor)}
         self.execution = open_execution(settings.execution)
-        self._check_method()
-        self._make_folders()
+        if set(settings.stages) != {"prepare"}:  # data can be looked at on a machine without the models
+            self.folders = {"reader": model_folder(settings.reader), "compressor": model_folder(settings.compressor)}
+            self._check_method()
+            self._make_folders()
 
     def _check_method(self) -> None:
         """Layer, subspace, start token and gate of the method, as far as the reader's small files tell."""
@@ -189,6 +193,8 @@ class Run:
         started = time.monotonic()
         splits = self.prepare()
         self.prepare_seconds = time.monotonic() - started
+        if set(self.settings.stages) == {"prepare"}:
+            doctor.examine({split.name: split.questions for split in splits}, self.settings)
         if "generate" in self.settings.stages:
             self._generate(splits)
         if "score" in self.settings.stages:
@@ -216,27 +222,10 @@ class Run:
         s = self.settings
         identity = {**prepare.identity(source, s.dataset.passages), "skip": skip, "limit": limit, "shard_size": s.shard_size}
         folder = StageFolder(self.root, "questions", f"{s.dataset.name}-{name}", identity, QUESTIONS)
-        manifest = folder.path / "manifest.json"
-        shards: list[list[Question]] = []
-        health: dict[str, Any] = {}
-        if manifest.exists():
-            stored = json.loads(manifest.read_text(encoding="utf-8"))
-            health = stored["health"]
-            found = [Shard(index, key) for index, key in enumerate(stored["shards"])]
-            if all(folder.find(shard) is not None for shard in found):
-                shards = [[from_row(row) for row in folder.read(shard)] for shard in found]
-        if not shards:
-            log.info("prepare: reading %s", source.path)
-            questions, problems = prepare.load(source, s.dataset.passages, skip, limit)
-            health = prepare.health(questions, problems, s.dataset.passages)
-            shards = [questions[at : at + s.shard_size] for at in range(0, len(questions), s.shard_size)]
-            keys = []
-            for index, part in enumerate(shards):
-                rows = [to_row(question) for question in part]
-                keys.append(digest(rows))
-                folder.write(Shard(index, keys[-1]), rows)
-            write_json(manifest, {"shards": keys, "health": health})
-        return Split(name, shards, health, [Shard(index, _candidate_key(part)) for index, part in enumerate(shards)])
+        questions = prepare.stored(folder, s.dataset.passages)
+        if questions is None:
+            questions = prepare.store(folder, source, s.dataset.passages, skip, limit, s.shard_size)
+        return Split(name, questions, [Shard(index, key) for index, key in enumerate(questions.candidate_keys)])
 
     def _candidate_folder(self, split: Split) -> StageFolder:
         return self.greedy if split.name == "calibration" else self.candidates
@@ -383,7 +372,7 @@ class Run:
             return Job(
                 folder,
                 shard,
-                len(split.questions[index]),
+                split.questions.sizes[index],
                 load=lambda: Batch(split.name, split.questions[index], **inputs(index)),
                 ready=lambda: ready(index),
             )
@@ -442,6 +431,7 @@ class Run:
                 **({"stepwise": self.stepwise_identity} if chosen else {}),
             },
             shards={
+                "questions": _names(test.questions.folder, test.questions.shards),
                 "candidates": _names(self.candidates, test.candidates),
                 "calibration": _names(self.scores, after["calibration"]) if calibration else [],
                 "scores": _names(self.scores, after["test"]),
@@ -479,11 +469,6 @@ class Collected:
 def _names(folder: StageFolder, shards: Sequence[Shard]) -> list[str]:
     paths = [folder.find(shard) for shard in shards]
     return [f"{folder.path.name}/{path.name}" for path in paths if path is not None]
-
-
-def _candidate_key(questions: Sequence[Question]) -> str:
-    """What candidates depend on: not the gold answers, so a corrected label recomputes nothing."""
-    return digest([[q.id, q.question, [[p.title, p.text] for p in q.passages]] for q in questions])
 
 
 # Settings of memory and speed: they change rows by floating-point ties at most, and a run that was out of memory must be able

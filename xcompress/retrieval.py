@@ -57,13 +57,22 @@ class BM25:
         return [words or [blank] for words in tokens]
 
 
-def add_passages(questions: Sequence[Question], corpus: Path, count: int) -> list[Question]:
-    """``questions`` with the ``count`` best passages of the corpus each; those that have passages keep them."""
-    empty = [index for index, question in enumerate(questions) if not question.passages]
-    if not empty:
-        return list(questions)
-    found = BM25(read_corpus(corpus)).search([questions[index].question for index in empty], count)
-    result = list(questions)
-    for index, passages in zip(empty, found, strict=True):
-        result[index] = replace(questions[index], passages=tuple(passages))
-    return result
+class Retriever:
+    """Gives passages of a corpus to questions that have none; the corpus is read when the first such question comes."""
+
+    def __init__(self, corpus: Path) -> None:
+        self.corpus = corpus
+        self._index: BM25 | None = None
+
+    def fill(self, questions: Sequence[Question], count: int) -> list[Question]:
+        """``questions`` with the ``count`` best passages of the corpus each; those that have passages keep them."""
+        empty = [index for index, question in enumerate(questions) if not question.passages]
+        result = list(questions)
+        if not empty:
+            return result
+        if self._index is None:
+            self._index = BM25(read_corpus(self.corpus))
+        found = self._index.search([questions[index].question for index in empty], count)
+        for index, passages in zip(empty, found, strict=True):
+            result[index] = replace(questions[index], passages=tuple(passages))
+        return result

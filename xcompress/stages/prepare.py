@@ -1,23 +1,33 @@
-"""prepare: a data set's files -> questions in shards, with a report of everything that is odd about them."""
+"""prepare: a data set's files -> questions in shards, with a report of everything that is odd about them.
+
+Rows stream from the file into shards: what is in memory at a time is one batch of questions, however long the file is.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
-from xcompress.answers import containment, f1, self_check
-from xcompress.formats import Problem, read_questions
-from xcompress.retrieval import add_passages
-from xcompress.schema import Question, UsageError
+import pyarrow.parquet as pq
+
+from xcompress.formats import Problem, load_questions
+from xcompress.health import VERSION as HEALTH_VERSION
+from xcompress.health import Health
+from xcompress.retrieval import Retriever
+from xcompress.schema import Question, UsageError, from_row, to_row
 from xcompress.settings import SourceSettings
+from xcompress.store import Shard, StageFolder, digest, write_json
 
 log = logging.getLogger(__name__)
 VERSION = 1  # raise when the rows of this stage change
+_BATCH = 256  # questions that are searched for together
+T = TypeVar("T")
 
 
 def identity(source: SourceSettings, passages: int) -> dict[str, Any]:
@@ -49,53 +59,152 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def load(
-    source: SourceSettings, passages: int, skip: int = 0, limit: int | None = None
-) -> tuple[list[Question], list[Problem]]:
-    """The questions of a source (at most ``passages`` passages each) and the rows that cannot be used.
+def stream(
+    source: SourceSettings, passages: int, health: Health, skip: int = 0, limit: int | None = None
+) -> Iterator[Question]:
+    """The questions of a source one by one (at most ``passages`` passages each), counted in ``health``.
 
     Raises:
-        UsageError: the file cannot be read, holds no usable question, or has questions without passages and no corpus.
+        UsageError: the file cannot be read, holds no usable question, or has questions without passages and no corpus (said at
+            the end, with their number; no question is given after the first of them).
     """
-    found = read_questions(Path(source.path), source.format, source.columns, None if limit is None else skip + limit)
-    problems = list(found.problems)
-    questions = [replace(question, passages=question.passages[:passages]) for question in found.questions]
-    questions = questions[skip:]
-    if not questions:
-        why = f" (all {len(problems)} rows are unusable; the first: {problems[0].reason})" if problems and not skip else ""
+    file = load_questions(Path(source.path), source.format, source.columns, None if limit is None else skip + limit)
+    retriever = Retriever(Path(source.corpus)) if source.corpus else None
+    bare: list[str] = []
+    given = 0
+    for batch in _batches(islice(_usable(file, health), skip, None), _BATCH):
+        cut = [replace(question, passages=question.passages[:passages]) for question in batch]
+        if retriever is not None:
+            cut = retriever.fill(cut, passages)
+        for whole, question in zip(batch, cut, strict=True):
+            given += 1
+            if not question.passages:
+                bare.append(question.id)
+            if not bare:
+                health.add(question, max(0, len(whole.passages) - passages))
+                yield question
+    if not given:
+        problems = health.problems
+        why = f" (all {len(problems)} rows are unusable; the first: {problems[0]['reason']})" if problems and not skip else ""
         after = f" after the first {skip}, which are held out for calibration" if skip else ""
         raise UsageError(f"{source.path} gives no questions{after}{why}")
-    if source.corpus:
-        questions = add_passages(questions, Path(source.corpus), passages)
-    bare = [question.id for question in questions if not question.passages]
     if bare:
         raise UsageError(
-            f"{source.path}: {len(bare)} of {len(questions)} questions have no passages (the first: id {bare[0]!r});"
+            f"{source.path}: {len(bare)} of {given} questions have no passages (the first: id {bare[0]!r});"
             " set dataset.corpus to retrieve them with BM25"
         )
-    return questions, problems
 
 
-def health(questions: Sequence[Question], problems: Sequence[Problem], wanted_passages: int) -> dict[str, Any]:
-    """Counts that show what the data is like; shown at the end of a run and stored beside it."""
-    answers = [question for question in questions if question.answers]
-    golds = [question for question in questions if question.gold_titles]
-    found = sum(set(q.gold_titles) <= {p.title for p in q.passages} for q in golds)
-    with_answer = sum(any(containment(f"{p.title} {p.text}", q.answers) for p in q.passages) for q in answers)
-    yes_no = sum(q.answers[0].strip().lower() in {"yes", "no"} for q in answers)
-    passages = Counter(len(question.passages) for question in questions)
-    return {
-        "questions": len(questions),
-        "unusable_rows": [{"position": problem.position, "reason": problem.reason} for problem in problems],
-        "golds_not_matching_themselves": sum(len(self_check(q.answers, metric=f1)) for q in answers),
-        "unlabelled": len(questions) - len(answers),
-        "yes_no": yes_no,
-        "passages_per_question": {str(count): passages[count] for count in sorted(passages)},
-        "fewer_passages_than_asked": sum(count for number, count in passages.items() if number < wanted_passages),
-        "empty_passages": sum(not p.text.strip() for q in questions for p in q.passages),
-        "repeated_passages": sum(len(q.passages) - len(set(q.passages)) for q in questions),
-        "all_gold_titles_retrieved": found,
-        "with_gold_titles": len(golds),
-        "answer_string_in_passages": with_answer,
-        "labelled": len(answers),
-    }
+def _usable(items: Iterable[Question | Problem], health: Health) -> Iterator[Question]:
+    for item in items:
+        if isinstance(item, Problem):
+            health.problem(item)
+        else:
+            yield item
+
+
+def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+# ---- stored questions
+
+
+@dataclass(frozen=True)
+class StoredQuestions(Sequence[list[Question]]):
+    """The questions of a split, shard by shard; each is read when it is asked for.
+
+    Attributes:
+        folder: where they lie.
+        shards: their places and names.
+        sizes: questions of each shard.
+        candidate_keys: of each shard, what its candidates depend on.
+        health: see :meth:`xcompress.health.Health.report`.
+    """
+
+    folder: StageFolder
+    shards: tuple[Shard, ...]
+    sizes: tuple[int, ...]
+    candidate_keys: tuple[str, ...]
+    health: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    @overload
+    def __getitem__(self, index: int) -> list[Question]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[list[Question]]: ...
+    def __getitem__(self, index: int | slice) -> list[Question] | list[list[Question]]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(len(self))[index]]
+        return [from_row(row) for row in self.folder.read(self.shards[index])]
+
+    def column(self, name: str) -> Iterator[Any]:
+        """One column of all questions, read without the others."""
+        for shard in self.shards:
+            yield from pq.read_table(self.folder.find(shard), columns=[name])[name].to_pylist()
+
+
+def store(
+    folder: StageFolder, source: SourceSettings, passages: int, skip: int, limit: int | None, shard_size: int
+) -> StoredQuestions:
+    """Read a source and write its questions to ``folder``; raises as :func:`stream`."""
+    log.info("prepare: reading %s", source.path)
+    health = Health(passages)
+    shards, sizes, candidates = [], [], []
+    for index, part in enumerate(_batches(stream(source, passages, health, skip, limit), shard_size)):
+        rows = [to_row(question) for question in part]
+        shards.append(Shard(index, digest(rows)))
+        sizes.append(len(part))
+        candidates.append(candidate_key(part))
+        folder.write(shards[-1], rows)
+    stored = StoredQuestions(folder, tuple(shards), tuple(sizes), tuple(candidates), health.report())
+    _write_manifest(stored)
+    return stored
+
+
+def stored(folder: StageFolder, passages: int) -> StoredQuestions | None:
+    """What :func:`store` wrote, if all of it is there; a report of an older version is made anew."""
+    path = folder.path / "manifest.json"
+    if not path.exists():
+        return None
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    shards = tuple(Shard(index, key) for index, key in enumerate(manifest["shards"]))
+    if not shards or any(folder.find(shard) is None for shard in shards):
+        return None
+    if manifest["health"].get("version") == HEALTH_VERSION:
+        return StoredQuestions(folder, shards, tuple(manifest["sizes"]), tuple(manifest["candidate_keys"]), manifest["health"])
+    health = Health(passages)
+    for row in manifest["health"]["unusable_rows"]:
+        health.problem(Problem(row["position"], row["reason"], row.get("line")))
+    sizes, candidates = [], []
+    for part in StoredQuestions(folder, shards, (), (), {}):
+        sizes.append(len(part))
+        candidates.append(candidate_key(part))
+        for question in part:
+            health.add(question)
+    # How many passages were left out when the file was read is not known any more.
+    report = {**health.report(), "passages_left_out": None, "questions_with_passages_left_out": None}
+    found = StoredQuestions(folder, shards, tuple(sizes), tuple(candidates), report)
+    _write_manifest(found)
+    return found
+
+
+def _write_manifest(stored: StoredQuestions) -> None:
+    write_json(
+        stored.folder.path / "manifest.json",
+        {
+            "shards": [shard.input for shard in stored.shards],
+            "sizes": list(stored.sizes),
+            "candidate_keys": list(stored.candidate_keys),
+            "health": dict(stored.health),
+        },
+    )
+
+
+def candidate_key(questions: Sequence[Question]) -> str:
+    """What candidates depend on: not the gold answers, so a corrected label recomputes nothing."""
+    return digest([[q.id, q.question, [[p.title, p.text] for p in q.passages]] for q in questions])
