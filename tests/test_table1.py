@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from pools import EM, F1, NAN, pool, settings
 
 from analysis.load import Quality
-from analysis.report import _csv, _json, _markdown
 from analysis.stats import bootstrap_mean, paired_bootstrap
-from analysis.table1 import choose, paper_cells, table
+from analysis.table1 import choose, paper_cells, table, write
 
 
 def test_every_selector_picks_what_it_says() -> None:
@@ -76,7 +76,7 @@ def test_rows_hold_the_bootstrap_of_their_choice() -> None:
     assert set(rows["xcompress"].verdicts) == {"em", "f1"} and not rows["lowest_sps"].verdicts
 
 
-def test_unlabelled_questions_leave_every_mean() -> None:
+def test_unlabelled_questions_leave_every_mean(tmp_path: Path) -> None:
     """n is the number of labelled questions; with none at all each cell says why it is empty."""
     s = settings()
     em = EM.copy()
@@ -88,7 +88,8 @@ def test_unlabelled_questions_leave_every_mean() -> None:
     empty = table(nothing, s, choose(nothing, s))
     assert all(row.em.value is None and row.em.reason for row in empty)
     assert next(row for row in empty if row.name == "xcompress").verdicts["em"][0] == "NOT RUN"
-    assert "no question has a gold answer" in _markdown(empty, "", s)
+    write(nothing, s, tmp_path)
+    assert "no question has a gold answer" in (tmp_path / "table1.md").read_text()
 
 
 def test_one_question_has_no_interval() -> None:
@@ -134,15 +135,14 @@ def test_paper_cells_and_verdicts() -> None:
     assert "about the claim, not a cell" in own["xcompress"].verdicts["em"][1]
 
 
-def test_files_are_strict_and_complete() -> None:
+def test_files_are_strict_and_complete(tmp_path: Path) -> None:
     """JSON without NaN, one CSV line a row, the note and the verdicts in the Markdown."""
-    s = settings()
-    rows = table(pool(), s, choose(pool(), s))
-    text = json.dumps(_json(rows, "the note", s), allow_nan=False)
-    assert len(json.loads(text)["rows"]) == len(rows) == 15
-    assert len(_csv(rows).splitlines()) == 16
-    markdown = _markdown(rows, "the note", s)
-    assert "the note" in markdown and "CompAct (initial)" in markdown and "1 of 3 questions" in markdown
+    rows = write(pool(), settings(), tmp_path)
+    stored = json.loads((tmp_path / "table1.json").read_text(), parse_constant=pytest.fail)
+    assert len(stored["rows"]) == len(rows) == 15
+    assert len((tmp_path / "table1.csv").read_text().splitlines()) == 16
+    markdown = (tmp_path / "table1.md").read_text()
+    assert stored["note"] in markdown and "CompAct (initial)" in markdown and "1 of 3 questions" in markdown
 
 
 def test_the_exact_test_guards_a_verdict() -> None:
