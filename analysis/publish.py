@@ -1,6 +1,7 @@
 """Copy a run's small tables and figures to ``results/``, rebuild ``results/verdicts.md``: python -m analysis.publish FOLDER.
 
-Numbers and plots only: no text of a data set or a model leaves the run's folder.
+``--all TABLES`` takes the newest run of each reader, data set and method below TABLES. Numbers and plots only: no text of a
+data set or a model leaves the run's folder.
 """
 
 from __future__ import annotations
@@ -9,7 +10,12 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
+import yaml
+
+from analysis import correlation, table1
 from analysis.output import markdown
 from xcompress.config import ROOT
 from xcompress.schema import UsageError
@@ -19,10 +25,12 @@ NAMES = ("table1", "correlation", "ablations", "regret", "differences", "specifi
 SUFFIXES = ("md", "csv", "json", "svg")
 LARGE = {"specification.csv", "specification.json"}  # a line for each of thousands of variants; the run's folder keeps them
 RECORDS = ("counts.json", "config.yaml", "provenance.json")
+TEXTS = ("question", "answers", "summary", "prediction")  # columns of candidates.parquet that hold text
+OWN = ("xcompress", "xcompress_no_gate")  # methods whose tables stand under the data set's own name
 
 
-def publish(folder: Path, results: Path) -> Path:
-    """Copy one run's tables to ``results/<reader>/<data set>/``.
+def place(folder: Path, results: Path) -> Path:
+    """Where the tables of a run go: ``results/<reader>/<data set>``, with the method's name where it is another one.
 
     Raises:
         UsageError: ``folder`` is not a finished tables folder.
@@ -31,13 +39,32 @@ def publish(folder: Path, results: Path) -> Path:
     if not table.is_file():
         raise UsageError(f"{folder} holds no table1.json; give a folder below <run root>/tables")
     about = json.loads(table.read_text(encoding="utf-8"))
-    target = results / str(about["reader"]) / str(about["dataset"])
+    method = about["method"]["name"]
+    return results / str(about["reader"]) / (about["dataset"] if method in OWN else f"{about['dataset']}-{method}")
+
+
+def newest_of_each(tables: Path, results: Path) -> list[Path]:
+    """Of the runs below ``tables`` that go to the same place, the one whose tables were made last."""
+    runs = sorted(tables.glob("*/table1.json"), key=lambda path: (path.stat().st_mtime_ns, path.parent.name))
+    return list({place(path.parent, results): path.parent for path in runs}.values())
+
+
+def publish(folder: Path, results: Path) -> Path:
+    """Copy one run's tables to its :func:`place`; every candidate's figures go there as ``numbers.parquet``.
+
+    Raises:
+        UsageError: ``folder`` is not a finished tables folder.
+    """
+    target = place(folder, results)
     target.mkdir(parents=True, exist_ok=True)
     for stale in target.iterdir():
         stale.unlink()  # never a mix of two runs
     for name in [*RECORDS, *(f"{name}.{suffix}" for name in NAMES for suffix in SUFFIXES)]:
         if (folder / name).is_file() and name not in LARGE:
             shutil.copyfile(folder / name, target / name)
+    if (folder / "candidates.parquet").is_file():
+        numbers = pq.read_table(folder / "candidates.parquet").drop_columns(list(TEXTS))
+        pq.write_table(numbers, target / "numbers.parquet", compression="zstd")
     config = target / "config.yaml"
     if config.is_file():  # where the run lay on somebody's disk is nobody else's business
         lines = config.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -47,17 +74,17 @@ def publish(folder: Path, results: Path) -> Path:
 
 
 def summarise(results: Path) -> None:
-    """``results/verdicts.md``: every claim against every published run, and what each rests on."""
+    """``results/verdicts.md``: the paper's cells, and every claim against every published run with what it rests on."""
     runs = []
     for path in sorted(results.glob("*/*/verdicts.json")):
         runs.append((path.parent.relative_to(results), json.loads(path.read_text(encoding="utf-8"))))
     claims = list(dict.fromkeys(row["claim"] for _, run in runs for row in run["rows"]))
-    lines = ["# Verdicts", ""]
+    lines = ["# Verdicts", "", "## The paper's cells", "", *_paper_cells(results), "", "## The paper's claims", ""]
     for name, run in runs:
         lines.append(f"- **{name}**: {run['rests_on']}. {run['note']}")
     lines += [
         "",
-        "Label, difference (positive: the paper's side) and interval; * where it survives correction for all claims.",
+        "Label, difference (positive: the paper's side) and interval; * where it survives correction for all claims of a run.",
         "",
     ]
     rows = []
@@ -69,6 +96,32 @@ def summarise(results: Path) -> None:
         rows.append(row)
     lines.append(markdown(["claim", *(str(name) for name, _ in runs)], rows))
     write_atomically(results / "verdicts.md", "\n".join(lines).encode())
+
+
+def _paper_cells(results: Path) -> list[str]:
+    """A verdict on every figure of the paper that is known: of the published run of that reader and data set, or NOT RUN."""
+    rows = []
+    for reader, datasets in yaml.safe_load(table1.PAPER.read_text(encoding="utf-8")).items():
+        for dataset, cells in datasets.items():
+            for at, metric in enumerate(("em", "f1")):
+                paper = f"{cells['xcompress'][at] - cells['compact'][at]:+.1f}"
+                label, sentence = _on_cell(results / reader / dataset, metric)
+                rows.append([f"xCompress minus CompAct, {metric.upper()}", reader, dataset, paper, f"**{label}**", sentence])
+    for dataset, metrics in yaml.safe_load(correlation.PAPER.read_text(encoding="utf-8")).items():
+        for metric, values in metrics.items():
+            for quality, value in values.items():
+                name = f"r of {metric.upper()} and {quality.upper()}"
+                reason = "the paper's reader and form are not stated; the forms are in each run's correlation table"
+                rows.append([name, "not stated", dataset, f"{value:+.3f}", "**NOT RUN**", reason])
+    return [markdown(["figure", "reader", "data set", "paper", "verdict", "on what"], rows)]
+
+
+def _on_cell(folder: Path, metric: str) -> tuple[str, str]:
+    if not (folder / "table1.json").is_file():
+        return "NOT RUN", "no published run of this reader on this data set"
+    rows: list[dict[str, Any]] = json.loads((folder / "table1.json").read_text(encoding="utf-8"))["rows"]
+    found = next((row["verdicts"][metric] for row in rows if metric in row["verdicts"]), None)
+    return ("NOT RUN", "the run has no xCompress row") if found is None else (found[0], found[1])
 
 
 def _cell(row: dict[str, object]) -> str:
@@ -84,6 +137,13 @@ def _cell(row: dict[str, object]) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        raise SystemExit("usage: python -m analysis.publish TABLES_FOLDER [...]")
-    for argument in sys.argv[1:]:
-        print(publish(Path(argument), ROOT / "results"))
+        raise SystemExit("usage: python -m analysis.publish TABLES_FOLDER [...] | --all TABLES")
+    try:
+        chosen = [Path(text) for text in sys.argv[1:]]
+        if sys.argv[1] == "--all":
+            chosen = newest_of_each(Path(sys.argv[2]), ROOT / "results")
+        for argument in chosen:
+            print(publish(argument, ROOT / "results"))
+    except UsageError as error:
+        raise SystemExit(f"error: {error}") from None
+    print(ROOT / "results" / "verdicts.md")

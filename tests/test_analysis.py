@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pools import COST, EM, F1, NAN, SPS, TOKENS, pool, settings
 
-from analysis import ablations, correlation, publish, specification, verdicts
+from analysis import ablations, correlation, publish, specification, table1, verdicts
 from analysis.load import Quality
 from analysis.stats import Estimate, clustered_pearson
 from analysis.table1 import choose
@@ -174,17 +177,31 @@ def test_publishing_copies_numbers_and_no_text(tmp_path: Path) -> None:
     s = settings()
     folder = tmp_path / "run"
     verdicts.write(pool(), s, folder)
-    (folder / "table1.json").write_text(json.dumps({"reader": "r", "dataset": "d"}))
-    (folder / "candidates.parquet").write_bytes(b"text")
+    table1.write(pool(), s, folder)
+    table = json.loads((folder / "table1.json").read_text())
+    (folder / "table1.json").write_text(json.dumps({**table, "reader": "llama3_8b", "dataset": "hotpotqa"}))
+    texts = {name: ["secret"] for name in ("question", "summary", "prediction")}
+    candidates = pa.table({"question_id": ["q"], "answers": [["secret"]], "em": [100.0], **texts})
+    pq.write_table(candidates, folder / "candidates.parquet")
     (folder / "specification.csv").write_text("thousands of lines")
     (folder / "config.yaml").write_text("seed: 0\nrun_root: /home/somebody/runs\nlimit: 3\n")
     target = publish.publish(folder, tmp_path / "results")
-    assert target == tmp_path / "results" / "r" / "d"
-    assert {path.name for path in target.iterdir()} == {
-        *("table1.json", "verdicts.md", "verdicts.csv", "verdicts.json", "config.yaml")
-    }
+    assert target == tmp_path / "results" / "llama3_8b" / "hotpotqa"
+    tables = {f"{name}.{suffix}" for name in ("table1", "verdicts") for suffix in ("md", "csv", "json")}
+    assert {path.name for path in target.iterdir()} == {*tables, "table1.svg", "config.yaml", "numbers.parquet"}
+    assert pq.read_table(target / "numbers.parquet").to_pylist() == [{"question_id": "q", "em": 100.0}]
     assert (target / "config.yaml").read_text() == "seed: 0\nlimit: 3\n"
     summary = (tmp_path / "results" / "verdicts.md").read_text()
-    assert "r/d" in summary and "max pooling beats mean pooling" in summary
+    assert "llama3_8b/hotpotqa" in summary and "max pooling beats mean pooling" in summary
+    (cell,) = [line for line in summary.splitlines() if "| llama3_8b | hotpotqa | +3.6 |" in line]
+    assert "INCONCLUSIVE" in cell, "three questions decide nothing"
+    assert summary.count("no published run of this reader") == 2 * 5 and summary.count("not stated") >= 12
+    release = tmp_path / "release"
+    shutil.copytree(folder, release)
+    other = {**table, "reader": "llama3_8b", "dataset": "hotpotqa"}
+    other["method"] = {**other["method"], "name": "xcompress_release"}
+    (release / "table1.json").write_text(json.dumps(other))
+    assert publish.newest_of_each(tmp_path, tmp_path / "results") == [folder, release]
+    assert publish.publish(release, tmp_path / "results").name == "hotpotqa-xcompress_release"
     with pytest.raises(UsageError, match=r"no table1\.json"):
         publish.publish(tmp_path, tmp_path / "results")

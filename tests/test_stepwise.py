@@ -18,6 +18,9 @@ from sklearn.decomposition import PCA
 from test_generate import TEMPLATE, compressor, make_question
 from test_pipeline import Runner, contents, overrides, run
 
+from analysis import stored as stored_run
+from analysis.load import to_pool
+from analysis.report import TABLES
 from xcompress.checkpoint import Loaded
 from xcompress.engines.base import Generation, Progress, Request
 from xcompress.engines.hf import HFEngine
@@ -251,6 +254,11 @@ def test_a_release_run(run: Runner, tmp_path: Path) -> None:
     assert contents(again) == contents(folder)
     differences = json.loads((folder / "differences.json").read_text())["rows"]
     assert differences[-1]["point"].startswith("choice in every round") and differences[-1]["em"] == own["em"]
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    found_again = stored_run.collected(folder)
+    for make in TABLES:
+        make(to_pool(found_again), found_again.settings, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept, "the same tables from what is stored"
     answers = [r for p in (tmp_path / "runs").glob("answers/*/*.parquet") for r in pq.read_table(p).to_pylist()]
     assert sum(row["source"] == "stepwise" for row in answers) == 6
 
