@@ -165,12 +165,18 @@ def curve(
     return _svg(width, height, parts, title)
 
 
-def steps(points: Sequence[tuple[float, Mark]], title: str, axes: tuple[str, str], width: int = 264) -> Markup:
-    """Values joined by a line over a numeric axis (the gate's curve)."""
+def steps(
+    points: Sequence[tuple[float, Mark]],
+    alone: Sequence[tuple[float, Mark]],
+    title: str,
+    axes: tuple[str, str],
+    width: int = 264,
+) -> Markup:
+    """Values joined by a line over a numeric axis (the gate's curve), and others that stand ``alone``."""
     height, left, right, top, bottom = 200, 34, 12, 24, 40
     floor = height - bottom
-    across = bounds([x for x, _ in points])
-    domain = bounds([mark.value for _, mark in points], pad=0.15)
+    across = bounds([x for x, _ in [*points, *alone]])
+    domain = bounds([mark.value for _, mark in [*points, *alone]], pad=0.15)
 
     def place(x: float, y: float) -> tuple[float, float]:
         return _scaled(x, across, (left, width - right)), _scaled(y, domain, (floor, top))
@@ -181,9 +187,11 @@ def steps(points: Sequence[tuple[float, Mark]], title: str, axes: tuple[str, str
         parts += [_line(left, y, width - right, y, "grid"), _text(left - 6, y + 4, _figure(value), "tick", "end")]
     for value in ticks(*across, 4):
         parts.append(_text(place(value, domain[0])[0], floor + 16, _figure(value), "tick", "middle"))
-    known = [(*place(x, mark.value), mark) for x, mark in points if mark.value is not None]
-    parts.append(Markup('<polyline class="path em" points="{}"/>').format(" ".join(f"{x:.1f},{y:.1f}" for x, y, _ in known)))
-    parts += [_shape(x, y, mark.shape, mark.style) for x, y, mark in sorted(known, key=lambda entry: entry[2].style == "ours")]
+    joined, others = ([(*place(x, mark.value), mark) for x, mark in part if mark.value is not None] for part in (points, alone))
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in joined)
+    parts.append(Markup('<polyline class="path em" points="{}"/>').format(line))
+    ordered = sorted([*joined, *others], key=lambda entry: entry[2].style == "ours")
+    parts += [_shape(x, y, mark.shape, mark.style) for x, y, mark in ordered]
     parts.append(_text((left + width - right) / 2, height - 6, axes[0], "axis", "middle"))
     return _svg(width, height, parts, f"{title}: {axes[1]} against {axes[0]}")
 
