@@ -213,7 +213,7 @@ def test_a_page_is_bounded_and_says_what_it_left_out(made: tuple[Any, Path], mon
 
 
 def test_old_and_incomplete_folders(made: tuple[Any, Path], tmp_path: Path) -> None:
-    """A folder without question rows still gets its page, without a browser; missing figures are left out; no table: says so."""
+    """A folder without question rows still gets its page, without what is missing; one without a table is an error."""
     _, folder = made
     old = tmp_path / "old"
     shutil.copytree(folder, old)
@@ -225,7 +225,7 @@ def test_old_and_incomplete_folders(made: tuple[Any, Path], tmp_path: Path) -> N
     ids = {attributes.get("id") for _, attributes in page.tags}
     assert "questions" not in ids and "figure-specification" not in ids and {"figure-regret", "table1"} <= ids
     words = " ".join(page.text.split())
-    assert "lowest <SPS> 25.0 \N{MINUS SIGN}50.0 to 75.0 0.50" in words
+    assert "lowest <SPS>25.0 \N{MINUS SIGN}50.0 to 75.00.50" in words  # three cells
     with pytest.raises(UsageError, match=r"no table1\.json"):
         write_page(tmp_path)
 

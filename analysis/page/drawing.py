@@ -110,7 +110,7 @@ def columns(
     values: Sequence[tuple[str, Mark]], domain: Bounds, title: str, axis: str, width: int = 264, height: int = 200
 ) -> Markup:
     """Estimates side by side over a categorical axis."""
-    left, right, top, bottom = 34, 8, 24, 40
+    left, right, top, bottom = 34, 8, 24, 52
     floor = height - bottom
 
     def y(value: float) -> float:
@@ -123,14 +123,15 @@ def columns(
     step = (width - left - right) / max(1, len(values))
     widest = max((len(label) for label, _ in values), default=1) * 5.9 + 4  # tick labels are smaller than the others
     every = max(1, math.ceil(widest / step))
+    lines = 2 if every == 2 and len(values) < 12 else 1  # a few long names: on two lines in turn rather than left out
     for at, (label, mark) in enumerate(values):
         x = left + step * (at + 0.5)
         if mark.value is not None:
             if mark.low is not None and mark.high is not None:
                 parts.append(_line(x, y(mark.low), x, y(mark.high), f"bar {mark.style}{' thin' if step < 9 else ''}"))
             parts.append(_shape(x, y(mark.value), mark.shape, mark.style, min(4.5, max(2.5, step / 2))))
-        if at % every == 0:
-            parts.append(_text(x, floor + 16, label, "tick", "middle"))
+        if at % every == 0 or lines == 2:
+            parts.append(_text(x, floor + 16 + 12 * (at % lines), label, "tick", "middle"))
     parts.append(_text((left + width - right) / 2, height - 6, axis, "axis", "middle"))
     return _svg(width, height, parts, title)
 

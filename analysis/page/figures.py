@@ -254,7 +254,10 @@ def _gate_mark(row: Record) -> Mark:
 
 
 def _value(text: str) -> str:
-    return {"True": "yes", "False": "no", "embedding": "embed.", "output_head": "head", "normed": "norm"}.get(text, text)
+    """A setting's value, short enough for an axis."""
+    if text in ("True", "False"):
+        return {"True": "yes", "False": "no"}[text]
+    return text.replace("output_head", "head").replace("embedding_", "emb. ").replace("_", " ").replace("normed", "norm")
 
 
 def _bounds(name: str) -> Sequence[str]:

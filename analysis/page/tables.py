@@ -119,7 +119,7 @@ def generic(records: Sequence[Record]) -> dict[str, Any]:
     columns = list(dict.fromkeys(key for record in records for key in record))
     parts = {f"{name}_{suffix}" for name in columns for suffix in ("low", "high", "n", "reason")}
     shown = [name for name in columns if name not in parts]
-    digits = {name: _digits([record.get(name) for record in records]) for name in shown}
+    digits = {name: _digits([record.get(key) for record in records for key in _three(name)]) for name in shown}
     rows = []
     for record in records:
         row = []
@@ -132,7 +132,9 @@ def generic(records: Sequence[Record]) -> dict[str, Any]:
                 text = number(value, digits[name]) if numeric else NONE if value is None else str(value)
                 row.append({"value": text, "interval": "", "numeric": numeric})
         rows.append(row)
-    return {"headings": [name.replace("_", " ") for name in shown], "rows": rows}
+    named = {"em": "EM", "f1": "F1"}
+    headings = [" ".join(named.get(word, word) for word in name.split("_")) for name in shown]
+    return {"headings": headings, "rows": rows}
 
 
 def _digits(values: Sequence[Any]) -> int:
