@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.load import Pool
-from analysis.table1 import Choice
+from analysis.table1 import Choice, gate_decisions
 from xcompress.perplexity import perplexity
 from xcompress.pipeline import Collected
 from xcompress.schema import PASSAGE
-from xcompress.selectors import gate_skips
 
 CANDIDATES = pa.schema(
     [
@@ -62,6 +61,10 @@ QUESTIONS = pa.schema(
         ("closed_prediction", pa.string()),  # closed book
         ("closed_em", pa.float64()),
         ("closed_f1", pa.float64()),
+        ("stepwise_summary", pa.string()),  # where the method chooses in every round: what it ends with, else null
+        ("stepwise_prediction", pa.string()),
+        ("stepwise_em", pa.float64()),
+        ("stepwise_f1", pa.float64()),
     ]
 )
 
@@ -111,8 +114,11 @@ def candidates(pool: Pool, collected: Collected, choices: Mapping[str, Choice]) 
 def questions(pool: Pool, collected: Collected) -> bytes:
     """Every question with its passages, the gate's decision, and what the reader says without a summary."""
     method = collected.settings.method
-    threshold = pool.threshold(method) if method.gate != "none" else None
+    skips = gate_decisions(pool, method) if method.gate != "none" else None
+    if method.policy == "stepwise":
+        skips = ~pool.stepwise.drawn if pool.stepwise else None
     ratios = pool.initial_ratio(method)
+    stepwise = _stepwise(pool, collected)
     said = {(row["question_id"], row["source"]): row["prediction"] for row in collected.answers if row["source"] != "candidate"}
     records = [
         {
@@ -123,17 +129,36 @@ def questions(pool: Pool, collected: Collected) -> bytes:
             "passages": [{"title": passage.title, "text": passage.text} for passage in question.passages],
             "gold_titles": list(question.gold_titles),
             "ratio": _number(ratios[at]),
-            "gate_skipped": None if threshold is None else gate_skips(ratios[at], threshold),
+            "gate_skipped": None if skips is None else bool(skips[at]),
             "raw_prediction": said.get((question.id, "raw_passages"), ""),
             "raw_em": _number(pool.raw.em[at]),
             "raw_f1": _number(pool.raw.f1[at]),
             "closed_prediction": said.get((question.id, "closed_book"), ""),
             "closed_em": _number(pool.closed.em[at]),
             "closed_f1": _number(pool.closed.f1[at]),
+            **stepwise[at],
         }
         for at, question in enumerate(pool.questions)
     ]
     return _parquet(records, QUESTIONS)
+
+
+def _stepwise(pool: Pool, collected: Collected) -> list[dict[str, Any]]:
+    """Columns of the summary that a stepwise method ends with, a question; none where the method chooses from the pool."""
+    if pool.stepwise is None:
+        return [{} for _ in pool.questions]
+    summaries = {row["question_id"]: row["summary"] for row in collected.stepwise}
+    said = {row["question_id"]: row["prediction"] for row in collected.stepwise_answers}
+    quality = pool.stepwise.quality
+    return [
+        {
+            "stepwise_summary": summaries.get(question.id),
+            "stepwise_prediction": said.get(question.id),
+            "stepwise_em": _number(quality.em[at]),
+            "stepwise_f1": _number(quality.f1[at]),
+        }
+        for at, question in enumerate(pool.questions)
+    ]
 
 
 def _number(value: Any) -> float | None:

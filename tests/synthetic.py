@@ -132,6 +132,8 @@ def make(root: Path, questions: int, passages: int = 10, candidates: int = 5, **
         rivals=rows["rivals"],
         answers=rows["answers"],
         calibration_scores=ratios,
+        stepwise=[],
+        stepwise_answers=[],
         scores_folder=folder,
         identities={},
         shards={"candidates": ["a/0.parquet"]},

@@ -95,9 +95,9 @@ def test_every_run_makes_its_page(made: tuple[Any, Path]) -> None:
     for entries in json.loads((folder / "counts.json").read_text()).values():
         assert all(name in page.text for name in entries)
     assert f"make report RUN={folder.resolve()}" in page.text
-    for slug in ("cost", "correlation", "ablations", "specification"):
+    for slug in ("cost", "regret", "correlation", "ablations", "specification"):
         assert f"figure-{slug}" in ids
-    assert page.text.count("n = 119 questions") >= 4, "each caption says its n"
+    assert page.text.count("n = 119 questions") >= 5, "each caption says its n"
 
 
 def test_the_page_asks_for_nothing(made: tuple[Any, Path]) -> None:
@@ -213,19 +213,19 @@ def test_a_page_is_bounded_and_says_what_it_left_out(made: tuple[Any, Path], mon
 
 
 def test_old_and_incomplete_folders(made: tuple[Any, Path], tmp_path: Path) -> None:
-    """A folder without question rows still gets its page, without a browser; regret is shown if there; no table: says so."""
+    """A folder without question rows still gets its page, without what is missing; one without a table is an error."""
     _, folder = made
     old = tmp_path / "old"
     shutil.copytree(folder, old)
     (old / "questions.parquet").unlink()
     (old / "specification.json").unlink()
-    rows = [{"method": "lowest <SPS>", "share": 0.25, "share_low": -0.5, "share_high": 0.75, "share_n": 9, "n": 119}]
-    (old / "regret.json").write_text(json.dumps({"rows": rows}))
+    rows = [{"point": "lowest <SPS>", "em": 25.04, "em_low": -50.0, "em_high": 75.0, "em_n": 9, "same_candidate": 0.5}]
+    (old / "differences.json").write_text(json.dumps({"rows": rows}))
     page = Parsed(write_page(old).read_text(encoding="utf-8"))
     ids = {attributes.get("id") for _, attributes in page.tags}
-    assert "questions" not in ids and "figure-specification" not in ids and {"extra", "table1"} <= ids
+    assert "questions" not in ids and "figure-specification" not in ids and {"figure-regret", "table1"} <= ids
     words = " ".join(page.text.split())
-    assert "Selection regret" in words and "lowest <SPS>" in words and "0.25 \N{MINUS SIGN}0.50 to 0.75" in words
+    assert "lowest <SPS>25.0 \N{MINUS SIGN}50.0 to 75.00.50" in words  # three cells
     with pytest.raises(UsageError, match=r"no table1\.json"):
         write_page(tmp_path)
 

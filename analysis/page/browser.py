@@ -91,6 +91,9 @@ def records(folder: Path) -> list[Record]:
                 "c": [_candidate(candidate) for candidate in pool],
             }
         )
+        if row["stepwise_summary"] is not None:
+            answer = [row["stepwise_prediction"] or "", _number(row["stepwise_em"]), _number(row["stepwise_f1"])]
+            found[-1]["z"] = [row["stepwise_summary"], *answer]
     return found
 
 

@@ -53,7 +53,7 @@ def write_page(folder: Path) -> Path:
         rests_on=verdicts["rests_on"],
         methods=tables.methods(table),
         figures=figures.figures(folder, table),
-        extra=tables.extra(_json(folder, "regret.json"), "Selection regret"),
+        differences=tables.generic((_json(folder, "differences.json") or {"rows": []})["rows"]),
         counts=_json(folder, "counts.json") or {},
         browser=held,
         provenance=_json(folder, "provenance.json") or {},

@@ -110,7 +110,7 @@ def columns(
     values: Sequence[tuple[str, Mark]], domain: Bounds, title: str, axis: str, width: int = 264, height: int = 200
 ) -> Markup:
     """Estimates side by side over a categorical axis."""
-    left, right, top, bottom = 34, 8, 24, 40
+    left, right, top, bottom = 34, 8, 24, 52
     floor = height - bottom
 
     def y(value: float) -> float:
@@ -123,14 +123,15 @@ def columns(
     step = (width - left - right) / max(1, len(values))
     widest = max((len(label) for label, _ in values), default=1) * 5.9 + 4  # tick labels are smaller than the others
     every = max(1, math.ceil(widest / step))
+    lines = 2 if every == 2 and len(values) < 12 else 1  # a few long names: on two lines in turn rather than left out
     for at, (label, mark) in enumerate(values):
         x = left + step * (at + 0.5)
         if mark.value is not None:
             if mark.low is not None and mark.high is not None:
                 parts.append(_line(x, y(mark.low), x, y(mark.high), f"bar {mark.style}{' thin' if step < 9 else ''}"))
             parts.append(_shape(x, y(mark.value), mark.shape, mark.style, min(4.5, max(2.5, step / 2))))
-        if at % every == 0:
-            parts.append(_text(x, floor + 16, label, "tick", "middle"))
+        if at % every == 0 or lines == 2:
+            parts.append(_text(x, floor + 16 + 12 * (at % lines), label, "tick", "middle"))
     parts.append(_text((left + width - right) / 2, height - 6, axis, "axis", "middle"))
     return _svg(width, height, parts, title)
 
@@ -165,12 +166,18 @@ def curve(
     return _svg(width, height, parts, title)
 
 
-def steps(points: Sequence[tuple[float, Mark]], title: str, axes: tuple[str, str], width: int = 264) -> Markup:
-    """Values joined by a line over a numeric axis (the gate's curve)."""
+def steps(
+    points: Sequence[tuple[float, Mark]],
+    alone: Sequence[tuple[float, Mark]],
+    title: str,
+    axes: tuple[str, str],
+    width: int = 264,
+) -> Markup:
+    """Values joined by a line over a numeric axis (the gate's curve), and others that stand ``alone``."""
     height, left, right, top, bottom = 200, 34, 12, 24, 40
     floor = height - bottom
-    across = bounds([x for x, _ in points])
-    domain = bounds([mark.value for _, mark in points], pad=0.15)
+    across = bounds([x for x, _ in [*points, *alone]])
+    domain = bounds([mark.value for _, mark in [*points, *alone]], pad=0.15)
 
     def place(x: float, y: float) -> tuple[float, float]:
         return _scaled(x, across, (left, width - right)), _scaled(y, domain, (floor, top))
@@ -181,9 +188,11 @@ def steps(points: Sequence[tuple[float, Mark]], title: str, axes: tuple[str, str
         parts += [_line(left, y, width - right, y, "grid"), _text(left - 6, y + 4, _figure(value), "tick", "end")]
     for value in ticks(*across, 4):
         parts.append(_text(place(value, domain[0])[0], floor + 16, _figure(value), "tick", "middle"))
-    known = [(*place(x, mark.value), mark) for x, mark in points if mark.value is not None]
-    parts.append(Markup('<polyline class="path em" points="{}"/>').format(" ".join(f"{x:.1f},{y:.1f}" for x, y, _ in known)))
-    parts += [_shape(x, y, mark.shape, mark.style) for x, y, mark in sorted(known, key=lambda entry: entry[2].style == "ours")]
+    joined, others = ([(*place(x, mark.value), mark) for x, mark in part if mark.value is not None] for part in (points, alone))
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in joined)
+    parts.append(Markup('<polyline class="path em" points="{}"/>').format(line))
+    ordered = sorted([*joined, *others], key=lambda entry: entry[2].style == "ours")
+    parts += [_shape(x, y, mark.shape, mark.style) for x, y, mark in ordered]
     parts.append(_text((left + width - right) / 2, height - 6, axes[0], "axis", "middle"))
     return _svg(width, height, parts, f"{title}: {axes[1]} against {axes[0]}")
 

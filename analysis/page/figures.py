@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,12 @@ def figures(folder: Path, table: Record) -> list[dict[str, Any]]:
 
     Each has a slug, a title, SVG ``panels``, a caption, and ``numbers`` (a generic table) for readers who want the figures.
     """
-    makers = (("correlation", _correlation), ("ablations", _ablations), ("specification", _specification))
+    makers = (
+        ("regret", _regret),
+        ("correlation", _correlation),
+        ("ablations", _ablations),
+        ("specification", _specification),
+    )
     found = [_cost(table)]
     for name, make in makers:
         path = folder / f"{name}.json"
@@ -76,6 +82,41 @@ def _cost(table: Record) -> dict[str, Any]:
         " reading raw passages). Diamond: the method; open circle: the oracle, which knows the answers and is a bound, not a"
         " method. Intervals are in Table 1: dots a few points apart are not different.",
         "numbers": tables.generic(records),
+    }
+
+
+def _regret(stored: Record, table: Record) -> dict[str, Any] | None:
+    rows = stored["rows"]
+    methods = dict.fromkeys((row["method"], row["label"]) for row in rows)
+    panels = []
+    for name, title in (("share_of_initial", "share over CompAct"), ("share_of_random", "share over a random choice")):
+        lines = []
+        for method, label in methods:
+            ours = method == table["method"]["name"]
+            marks = [
+                drawing.estimate(row, name, "circle" if row["metric"] == "em" else "square", row["metric"])
+                for row in rows
+                if row["method"] == method and row[name] is not None
+            ]
+            if marks:
+                lines.append((label, [replace(mark, style="ours") if ours else mark for mark in marks]))
+        known = [bound for _, marks in lines for mark in marks for bound in (mark.value, mark.low, mark.high)]
+        low, high = drawing.bounds(known, [0.0, 1.0])
+        if lines:
+            domain = max(low, -3.0), min(high, 1.5)
+            panels.append(drawing.forest(lines, domain, title, "0: no better than that; 1: the oracle", 380, 168))
+    if not panels:
+        return None
+    return {
+        "slug": "regret",
+        "title": "How much of what a perfect choice would gain?",
+        "panels": panels,
+        "shape": "panels broad",
+        "caption": "Share of the oracle's headroom that each rule captures, over CompAct's initial summary and over a random"
+        f" candidate; n = {_n(table)} questions. Right is better; left of 0: worse than not choosing. Circles: EM; squares: F1;"
+        " bars: intervals of the ratio (bootstrap over questions), cut at the edge where they run on. In the other colour: the"
+        " method.",
+        "numbers": tables.generic(rows),
     }
 
 
@@ -143,9 +184,13 @@ def _ablations(stored: Record, table: Record) -> dict[str, Any] | None:
         for name in drawn
     ]
     gate = next((block for name, block in blocks.items() if name.startswith("gate")), [])
-    curve = [(row["compressor_tokens"], Mark(row["em"], *_shape(row))) for row in gate if row["em"] is not None]
+    known = [row for row in gate if row["em"] is not None]
+    curve, alone = (
+        [(row["compressor_tokens"], _gate_mark(row)) for row in known if row["value"][:1].isdigit() == numeric]
+        for numeric in (True, False)
+    )
     if len(curve) > 1:
-        panels.append(drawing.steps(curve, "gate: EM against cost", ("compressor tokens a question", "EM")))
+        panels.append(drawing.steps(curve, alone, "gate: EM against cost", ("compressor tokens a question", "EM")))
     if not panels:
         return None
     return {
@@ -156,7 +201,7 @@ def _ablations(stored: Record, table: Record) -> dict[str, Any] | None:
         "caption": f"Choosing the lowest SPS without a gate, one thing varied at a time; n = {_n(table)} questions, the same"
         " read pool throughout. Above zero: better than CompAct's initial summary. Diamonds: the method's own setting; bars:"
         " intervals over questions. K: the exact expectation over all subsets of K sampled candidates beside the initial one."
-        " The gate's curve runs from never sampling (left) to always sampling (right).",
+        " The gate's curve runs from never sampling (left) to always sampling (right); square: the release's rolling gate.",
         "numbers": tables.generic(
             [
                 {
@@ -203,12 +248,16 @@ def _own(row: Record, name: str) -> Mark:
     return drawing.estimate(row, name, shape, style)
 
 
-def _shape(row: Record) -> tuple[None, None, str, str]:
-    return (None, None, "diamond", "ours") if row["default"] else (None, None, "circle", "em")
+def _gate_mark(row: Record) -> Mark:
+    shape = "diamond" if row["default"] else "circle" if row["value"][:1].isdigit() else "square"
+    return Mark(row["em"], None, None, shape, "ours" if row["default"] else "em" if shape == "circle" else "f1")
 
 
 def _value(text: str) -> str:
-    return {"True": "yes", "False": "no", "embedding": "embed.", "output_head": "head", "normed": "norm"}.get(text, text)
+    """A setting's value, short enough for an axis."""
+    if text in ("True", "False"):
+        return {"True": "yes", "False": "no"}[text]
+    return text.replace("output_head", "head").replace("embedding_", "emb. ").replace("_", " ").replace("normed", "norm")
 
 
 def _bounds(name: str) -> Sequence[str]:

@@ -119,28 +119,30 @@ def generic(records: Sequence[Record]) -> dict[str, Any]:
     columns = list(dict.fromkeys(key for record in records for key in record))
     parts = {f"{name}_{suffix}" for name in columns for suffix in ("low", "high", "n", "reason")}
     shown = [name for name in columns if name not in parts]
+    digits = {name: _digits([record.get(key) for record in records for key in _three(name)]) for name in shown}
     rows = []
     for record in records:
         row = []
         for name in shown:
             value = record.get(name)
             if f"{name}_low" in columns:
-                row.append({**cell(record, name, 2, reason=record.get(f"{name}_reason")), "numeric": True})
+                row.append({**cell(record, name, digits[name], reason=record.get(f"{name}_reason")), "numeric": True})
             else:
                 numeric = isinstance(value, int | float) and not isinstance(value, bool)
-                digits = 0 if isinstance(value, int) else 2
-                text = number(value, digits) if numeric else NONE if value is None else str(value)
+                text = number(value, digits[name]) if numeric else NONE if value is None else str(value)
                 row.append({"value": text, "interval": "", "numeric": numeric})
         rows.append(row)
-    return {"headings": [name.replace("_", " ") for name in shown], "rows": rows}
+    named = {"em": "EM", "f1": "F1"}
+    headings = [" ".join(named.get(word, word) for word in name.split("_")) for name in shown]
+    return {"headings": headings, "rows": rows}
 
 
-def extra(stored: Any, title: str) -> dict[str, Any] | None:
-    """A further table of the folder (selection regret), if it is there."""
-    if not stored or not stored.get("rows"):
-        return None
-    about = stored.get("how_to_read") or stored.get("about") or ""
-    return {"title": title, "about": about if isinstance(about, str) else "", **generic(stored["rows"])}
+def _digits(values: Sequence[Any]) -> int:
+    """Decimals for a column: none for whole or large numbers, one for per cent, two for shares and correlations."""
+    known = [abs(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if not known or all(isinstance(value, int) for value in values if value is not None) or max(known) >= 1000:
+        return 0
+    return 1 if max(known) >= 10 else 2
 
 
 def run(table: Record, claims: Sequence[Record], name: str, link: str) -> dict[str, Any]:

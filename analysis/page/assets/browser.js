@@ -52,7 +52,7 @@
 
   const haystack = (question) => question.h ??= [
     question.q, question.i, question.t, ...question.a, question.r[0], question.b[0],
-    ...question.c.flatMap((candidate) => [candidate.s, candidate.y]), ...question.p.flatMap((passage) => [passage[0], passage[1]]),
+    ...question.c.flatMap((candidate) => [candidate.s, candidate.y]), ...(question.z ?? []).slice(0, 2), ...question.p.flatMap((passage) => [passage[0], passage[1]]),
   ].join("\n").toLowerCase();
 
   const find = () => {
@@ -192,6 +192,10 @@
       make("p", { class: "chosen-by" }, make("span", { class: "note" }, chosen.length ? "chosen by" : "chosen by no rule"), ...chosen));
   };
 
+  const stepwiseCard = ([summary, said, em, f1], gold) => make("section", { class: "candidate", "aria-label": "Stepwise" },
+    make("h4", {}, "Stepwise", make("span", { class: "note" }, "chosen in every round; not of this pool")),
+    answer(said, em, f1, gold), block(summary, gold, "summary"));
+
   const passages = (question, gold) => {
     const items = question.p.map(([title, text, evidence], at) => {
       const hits = ranges(gold, text).length;
@@ -242,7 +246,8 @@
         make("div", {}, make("dt", {}, "Gate"), make("dd", {}, skipped === null ? "none"
           : skipped ? "keeps the initial summary, no sampling" : "samples", ratio === null ? null
           : make("span", { class: "note" }, ` ratio ${number(ratio, 4)}`)))),
-      make("div", { class: "candidates" }, question.c.map((candidate, k) => candidateCard(question, candidate, k, gold))),
+      make("div", { class: "candidates" }, question.c.map((candidate, k) => candidateCard(question, candidate, k, gold)),
+        question.z ? stepwiseCard(question.z, gold) : null),
       passages(question, gold));
     box.dataset.view = "detail";
     for (const link of list.querySelectorAll("a[aria-current]")) link.removeAttribute("aria-current");
