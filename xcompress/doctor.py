@@ -39,13 +39,18 @@ def examine(splits: Mapping[str, StoredQuestions], settings: Settings) -> None:
         reports[name] = {
             "dataset": settings.dataset.name,
             "split": name,
-            "source": settings.dataset.path,
+            "source": _named(settings, name),
             **questions.health,
             "tokens": tokens[name],
             "questions_in_both_splits": shared,
         }
         write_json(questions.folder.path / "doctor.json", reports[name])
     show(reports, [str(questions.folder.path / "doctor.json") for questions in splits.values()])
+
+
+def _named(settings: Settings, split: str) -> str:
+    source = settings.dataset.calibration() if split == "calibration" else None
+    return (source or settings.dataset.source()).path
 
 
 def overlap(splits: Mapping[str, StoredQuestions]) -> int | None:

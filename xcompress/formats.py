@@ -32,6 +32,7 @@ from xcompress.files import (
     read_records,
     text_of,
 )
+from xcompress.hub import HubRows
 from xcompress.layouts import (
     ANSWER_KEYS,
     ID_KEYS,
@@ -88,17 +89,20 @@ class Problem:
 class QuestionFile:
     """A file of questions whose layout is known. Each iteration reads it anew, streaming, as questions and problems."""
 
-    path: Path
+    path: Path | HubRows
     format: str
     columns: Mapping[str, str] | None = None
     limit: int | None = None
 
     def __iter__(self) -> Iterator[Question | Problem]:
-        file, reader = _beir(self.path) if self.format == "beir" else (self.path, self._reader())
+        file: Path | HubRows = self.path
+        reader: Reader = self._reader
+        if self.format == "beir" and isinstance(file, Path):
+            file, reader = _beir(file)
         id_column = (self.columns or {}).get("id")
         seen: dict[str, int] = {}
         left = self.limit
-        for record in read_records(file) if left != 0 else ():
+        for record in _records(file) if left != 0 else ():
             try:
                 found = _question(record, reader, id_column, seen)
             except UnusableRow as error:
@@ -112,11 +116,10 @@ class QuestionFile:
                 if left == 0:
                     return
 
-    def _reader(self) -> Reader:
+    def _reader(self, row: Row, row_id: str) -> Question | None:
         if self.format == "table":
-            columns = self.columns or {}
-            return lambda row, row_id: table(row, row_id, columns)
-        return FORMATS[self.format]
+            return table(row, row_id, self.columns or {})
+        return FORMATS[self.format](row, row_id)
 
 
 @dataclass(frozen=True)
@@ -132,16 +135,17 @@ class LoadedQuestions:
 
 
 def load_questions(
-    path: Path | str, format: str = "auto", columns: Mapping[str, str] | None = None, limit: int | None = None
+    path: Path | str | HubRows, format: str = "auto", columns: Mapping[str, str] | None = None, limit: int | None = None
 ) -> QuestionFile:
     """Open a file of questions (for ``beir``: its folder, or one of its ``qrels/*.tsv``: the questions judged there).
 
     Args:
+        path: a file, or the rows of a data set in the hub's layout.
         format: a name in :data:`FORMATS`, "table", "beir", or "auto" (by the keys of the first row). The result's
             ``format`` says which was taken.
         columns: for "table" (and then "auto" means "table"): which column holds id, question, answers, passages,
-            gold_titles or kind; "" says that the file has no such column. What is not named is sought under usual
-        names. limit: stop after this many questions (problems do not count).
+            gold_titles or kind; "" says that the file has no such column. What is not named is sought under usual names.
+        limit: stop after this many questions (problems do not count).
 
     Returns:
         An iterable of Question and Problem, in file order; ids are unique, ``row-<position>`` where a row has none.
@@ -150,7 +154,7 @@ def load_questions(
         UsageError: at once for a missing, empty or unreadable file, an unknown format or column; while iterating for an
             unknown layout, a duplicate id, or a syntax error further on.
     """
-    path = Path(path)
+    path = Path(path) if isinstance(path, str) else path
     if format != "auto":
         check_name("format", format, (*FORMATS, "table", "beir"))
     if limit is not None and limit < 0:
@@ -161,12 +165,23 @@ def load_questions(
         if format not in ("auto", "table"):
             raise UsageError(f"columns belong to format 'table', not to '{format}'")
         format = "table"
-    if format in ("auto", "beir") and (path / "queries.jsonl").exists():
-        format = "beir"
-    elif format == "beir" and not (path.is_file() and path.parent.name == "qrels"):
-        raise UsageError(f"{path} is no BEIR folder (corpus.jsonl, queries.jsonl, qrels/*.tsv) and no file in its qrels")
+    rows: Path | HubRows = path
+    if isinstance(path, HubRows):
+        if format == "beir":
+            raise UsageError(f"{path}: format beir is a folder of files (dataset.path), not rows of a split")
+    elif format in ("auto", "beir") and (path / "queries.jsonl").exists():
+        format, rows = "beir", path / "queries.jsonl"
+    elif format == "beir":
+        if not (path.is_file() and path.parent.name == "qrels"):
+            raise UsageError(f"{path} is no BEIR folder (corpus.jsonl, queries.jsonl, qrels/*.tsv) and no file in its qrels")
+        rows = _beir_files(path)[0]
+    elif path.is_dir():
+        raise UsageError(
+            f"{path} is a folder, and a file is needed; a folder in the hub's layout is read with dataset.origin=hub"
+            f" dataset.hub.id={path} dataset.hub.config=null"
+        )
     # Read up to the first object even if the format is given: a missing or empty file fails now, not in a later stage.
-    records = read_records(_beir_files(path)[0] if format == "beir" else path)
+    records = _records(rows)
     first = next((record for record in records if isinstance(record.value, Mapping)), None)
     if first is None:
         raise UsageError(f"{path} holds no row that is an object with keys")
@@ -180,13 +195,17 @@ def load_questions(
 
 
 def read_questions(
-    path: Path | str, format: str = "auto", columns: Mapping[str, str] | None = None, limit: int | None = None
+    path: Path | str | HubRows, format: str = "auto", columns: Mapping[str, str] | None = None, limit: int | None = None
 ) -> LoadedQuestions:
     """:func:`load_questions`, collected: for files that fit in memory. Arguments and errors are the same."""
     file = load_questions(path, format, columns, limit)
     found = list(file)
     questions = [item for item in found if isinstance(item, Question)]
     return LoadedQuestions(questions, [item for item in found if isinstance(item, Problem)], file.format)
+
+
+def _records(rows: Path | HubRows) -> Iterator[Record]:
+    return iter(rows) if isinstance(rows, HubRows) else read_records(rows)
 
 
 def detect_format(row: Row) -> str:

@@ -66,13 +66,65 @@ class CompressorSettings(ModelSettings):
 
 
 @dataclass(frozen=True)
+class HubSettings:
+    """A data set in the hub's layout: its name there (already in the local cache) or a local folder. No code of it is run."""
+
+    id: str
+    revision: str | None = None
+    config: str | None = None
+    split: str = "validation"
+    calibration_split: str | None = None
+    files: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class ArchiveSettings:
+    """A zip or tar file that holds a public file as ``member``; size in bytes."""
+
+    member: str
+    size: int | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class DownloadSettings:
+    """A public file: where it is, what it is called here, and (where known) its size in bytes and SHA-256."""
+
+    file: str
+    url: str
+    size: int | None = None
+    sha256: str | None = None
+    archive: ArchiveSettings | None = None
+
+
+@dataclass(frozen=True)
+class RetrieverSettings:
+    """How passages are found in a corpus: "bm25", or "dense" with a sentence-transformers model."""
+
+    kind: str = "bm25"
+    model: Any = None
+    revision: str | None = None
+    query_prefix: str = ""
+    passage_prefix: str = ""
+
+    def __post_init__(self) -> None:
+        _choice("dataset.retriever.kind", self.kind, ("bm25", "dense"))
+        if self.kind == "dense" and not self.model:
+            raise UsageError(
+                "dataset.retriever.kind=dense needs dataset.retriever.model: a sentence-transformers model's folder or hub name"
+            )
+
+
+@dataclass(frozen=True)
 class SourceSettings:
-    """A file of questions, and a corpus to retrieve from where the questions have no passages."""
+    """Questions (a file, or a data set in the hub's layout), and a corpus where they have no passages."""
 
     path: str
     format: str = "auto"
     columns: Mapping[str, str] | None = None
     corpus: str | None = None
+    retriever: RetrieverSettings = field(default_factory=RetrieverSettings)
+    hub: HubSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -82,9 +134,12 @@ class DatasetSettings:
     name: str
     split: str
     path: str | None
+    origin: str = "file"
+    hub: HubSettings | None = None
     format: str = "auto"
     columns: Mapping[str, str] | None = None
     corpus: str | None = None
+    retriever: RetrieverSettings = field(default_factory=RetrieverSettings)
     passages: int = 30
     segment_size: int = 5
     demos_file: str = ""
@@ -94,8 +149,13 @@ class DatasetSettings:
     empty_golds: str = "official"
     licence: str = ""
     how_to_get: str = ""
+    downloads: Sequence[DownloadSettings] = ()
+    by_hand: str = ""
 
     def __post_init__(self) -> None:
+        _choice("dataset.origin", self.origin, ("file", "hub"))
+        if self.origin == "hub" and self.hub is None:
+            raise UsageError(f"dataset={self.name} has no copy on the hub; set dataset.hub={{id: ..., split: ...}} or a path")
         _positive("dataset.passages", self.passages)
         _positive("dataset.segment_size", self.segment_size)
         if self.calibration_limit is not None:
@@ -107,31 +167,45 @@ class DatasetSettings:
         _choice("dataset.empty_golds", self.empty_golds, ("official", "match_raw"))
 
     def source(self) -> SourceSettings:
-        """The test file.
+        """The test questions.
 
         Raises:
-            UsageError: it is not set, or is not there.
+            UsageError: the file is not set, or is not there (of the hub's copy this is said when it is opened).
         """
+        if self.origin == "hub" and self.hub is not None:
+            return self._hub_source(self.hub)
         if not self.path:
             raise UsageError(f"dataset={self.name} needs a file: {self.how_to_get} Then set dataset.path=FILE")
         return self._source("dataset.path", self.path)
 
     def calibration(self) -> SourceSettings | None:
-        """The calibration file, or None where there is none."""
+        """The calibration questions, or None where there are none."""
         if self.calibration_path == "auto":
+            if self.origin == "hub" and self.hub is not None:
+                split = self.hub.calibration_split
+                return self._hub_source(dataclasses.replace(self.hub, split=split)) if split else None
             found = sorted(Path(self.path or "").parent.glob("train*.json*")) if self.path else []
             return self._source("dataset.calibration_path", str(found[0])) if len(found) == 1 else None
         if not self.calibration_path:
             return None
         return self._source("dataset.calibration_path", self.calibration_path)
 
+    def _hub_source(self, hub: HubSettings) -> SourceSettings:
+        self._check_corpus()
+        named = "/".join(part for part in (hub.config, hub.split) if part)
+        return SourceSettings(f"{hub.id} ({named})", self.format, self.columns, self.corpus, self.retriever, hub)
+
     def _source(self, key: str, path: str) -> SourceSettings:
         if not Path(path).exists():
-            hint = f". {self.how_to_get} Put it there, or set {key}=FILE" if self.how_to_get else ""
+            fetch = f" `python scripts/fetch_data.py dataset={self.name}` gets the public files." if self.downloads else ""
+            hint = f". {self.how_to_get}{fetch} Put it there, or set {key}=FILE" if self.how_to_get else ""
             raise UsageError(f"{key}: {path} does not exist{hint}")
+        self._check_corpus()
+        return SourceSettings(path, self.format, self.columns, self.corpus, self.retriever)
+
+    def _check_corpus(self) -> None:
         if self.corpus and not Path(self.corpus).exists():
             raise UsageError(f"dataset.corpus: {self.corpus} does not exist")
-        return SourceSettings(path, self.format, self.columns, self.corpus)
 
 
 @dataclass(frozen=True)
@@ -303,8 +377,29 @@ def from_config(config: Mapping[str, Any]) -> Settings:
             part["subspaces"] = {
                 name: build(SubspaceSettings, entry, f"scoring.subspaces.{name}") for name, entry in subspaces.items()
             }
+        if key == "dataset":
+            part = _dataset(part)
         values[key] = build(kind, part, key)
     return build(Settings, {**values, "resolved": dict(config)}, "")
+
+
+def _dataset(part: dict[str, Any]) -> dict[str, Any]:
+    """The nested settings of a data set, built where they are mappings (a wrong type is said by :func:`build`)."""
+    for key, kind in (("hub", HubSettings), ("retriever", RetrieverSettings)):
+        if isinstance(part.get(key), Mapping):
+            part[key] = build(kind, part[key], f"dataset.{key}")
+    if isinstance(part.get("downloads"), list):
+        downloads = []
+        for number, entry in enumerate(part["downloads"]):
+            where = f"dataset.downloads.{number}"
+            if not isinstance(entry, Mapping):
+                raise UsageError(f"{where} must be a mapping, not {entry!r}")
+            entry = dict(entry)
+            if isinstance(entry.get("archive"), Mapping):
+                entry["archive"] = build(ArchiveSettings, entry["archive"], f"{where}.archive")
+            downloads.append(build(DownloadSettings, entry, where))
+        part["downloads"] = downloads
+    return part
 
 
 def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:

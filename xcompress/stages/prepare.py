@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from xcompress.formats import Problem, load_questions
 from xcompress.health import VERSION as HEALTH_VERSION
 from xcompress.health import Health
+from xcompress.hub import HubRows
 from xcompress.retrieval import Retriever
 from xcompress.schema import Question, UsageError, from_row, to_row
 from xcompress.settings import SourceSettings
@@ -34,7 +35,11 @@ def identity(source: SourceSettings, passages: int) -> dict[str, Any]:
     """Everything that changes the questions: the files' content and the settings."""
     path = Path(source.path)
     files = [path]
-    if source.format == "beir" and path.is_file():  # a file of judgements; its questions and titles lie in the folder above
+    extra: dict[str, Any] = {}
+    if source.hub is not None:
+        files = HubRows(source.hub).files()
+        extra["origin"] = "hub"
+    elif source.format == "beir" and path.is_file():  # a file of judgements; its questions and titles lie in the folder above
         files += [file for name in ("queries.jsonl", "corpus.jsonl") if (file := path.parent.parent / name).exists()]
     return {
         "stage": "questions",
@@ -44,6 +49,7 @@ def identity(source: SourceSettings, passages: int) -> dict[str, Any]:
         "passages": passages,
         "files": [file_digest(file) for file in files],
         "corpus": file_digest(Path(source.corpus)) if source.corpus else None,
+        **extra,
     }
 
 
@@ -68,7 +74,8 @@ def stream(
         UsageError: the file cannot be read, holds no usable question, or has questions without passages and no corpus (said at
             the end, with their number; no question is given after the first of them).
     """
-    file = load_questions(Path(source.path), source.format, source.columns, None if limit is None else skip + limit)
+    rows = Path(source.path) if source.hub is None else HubRows(source.hub)
+    file = load_questions(rows, source.format, source.columns, None if limit is None else skip + limit)
     retriever = Retriever(Path(source.corpus)) if source.corpus else None
     bare: list[str] = []
     given = 0
