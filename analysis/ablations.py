@@ -43,7 +43,17 @@ def ablations(pool: Pool, settings: Settings) -> list[Setting]:
     """Pooling, layer, energy, first token, start token, subspace, K and gate; each varied alone around ``settings.method``."""
     method = settings.method
     found: list[Setting] = []
-    varied: Mapping[str, Sequence[Any]] = {
+    for name, values in varied(pool).items():
+        chosen = {str(value): choice_by_sps(pool, settings, **{name: value}) for value in values}
+        found += _settings(pool, settings, name, chosen, str(_default(pool, method, name)))
+    found += _by_number(pool, settings)
+    found += _by_gate(pool, settings)
+    return found
+
+
+def varied(pool: Pool) -> Mapping[str, Sequence[Any]]:
+    """The settings of SPS that are varied, one at a time, and their stored values."""
+    return {
         "pooling": POOLINGS,
         "layer": [*range(pool.blocks + 1), "normed"],
         "energy": pool.axes["energy"],
@@ -51,12 +61,6 @@ def ablations(pool: Pool, settings: Settings) -> list[Setting]:
         "start_token": pool.axes["start_token"],
         "subspace": pool.axes["subspace"],
     }
-    for name, values in varied.items():
-        chosen = {str(value): choice_by_sps(pool, settings, **{name: value}) for value in values}
-        found += _settings(pool, settings, name, chosen, str(_default(pool, method, name)))
-    found += _by_number(pool, settings)
-    found += _by_gate(pool, settings)
-    return found
 
 
 def _default(pool: Pool, method: Any, name: str) -> Any:

@@ -99,14 +99,14 @@ def explained(pool: Pool, settings: Settings) -> dict[str, float | None]:
     values = sps[keep]
     rows = np.broadcast_to(np.arange(len(sps))[:, None], sps.shape)[keep]
     return {
-        "first token": _adjusted(values, pool.first_token[keep]),
+        "first token": adjusted_share(values, pool.first_token[keep]),
         "length": _line(values, pool.tokens[keep]),
-        "question": _adjusted(values, rows),
+        "question": adjusted_share(values, rows),
     }
 
 
-def _adjusted(values: Floats, labels: np.ndarray[Any, Any]) -> float | None:
-    """Adjusted R^2 of group means."""
+def adjusted_share(values: Floats, labels: np.ndarray[Any, Any]) -> float | None:
+    """Adjusted R^2 of the means of groups of equal labels; None where nothing varies or every group is one row."""
     _, codes = np.unique(labels, return_inverse=True)
     groups, n = int(codes.max(initial=-1)) + 1, len(values)
     if n - groups < 1 or groups < 2 or not values.std() > 0:

@@ -51,3 +51,9 @@ def write_table(folder: Path, name: str, records: Sequence[Record], text: str, a
     write_atomically(folder / f"{name}.csv", buffer.getvalue().encode())
     write_json(folder / f"{name}.json", {**(about or {}), "rows": [dict(record) for record in records]})
     write_atomically(folder / f"{name}.md", text.encode())
+
+
+def write_record(folder: Path, name: str, record: Record, text: str) -> None:
+    """``name.json`` of one nested record, ``name.md`` of the text."""
+    write_json(folder / f"{name}.json", dict(record))
+    write_atomically(folder / f"{name}.md", text.encode())

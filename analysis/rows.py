@@ -5,13 +5,16 @@ These files hold data-set and model text; they stay in the run's folder (``analy
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from analysis.ablations import varied
 from analysis.load import Pool
 from analysis.table1 import Choice, gate_decisions
 from xcompress.perplexity import perplexity
@@ -41,7 +44,9 @@ CANDIDATES = pa.schema(
         ("rounds", pa.int64()),  # compressor rounds
         ("rounds_cut", pa.int64()),  # of which cut off at the token limit
         ("answer_cut", pa.bool_()),  # the reader's answer was cut off at the token limit
+        ("first_token", pa.int64()),  # id of the summary's first token under the reader, null for a blank one
         ("chosen_by", pa.list_(pa.string())),  # methods of Table 1 that pick this candidate
+        ("variants", pa.list_(pa.float32())),  # SPS of every ablation's variant; their names are the file's metadata "variants"
     ]
 )
 
@@ -72,6 +77,12 @@ QUESTIONS = pa.schema(
 def candidates(pool: Pool, collected: Collected, choices: Mapping[str, Choice]) -> bytes:
     """Every candidate with its scores, its answer and who chose it."""
     sps = pool.view(collected.settings.method)
+    variants = {
+        f"{name}={value}": pool.view(replace(collected.settings.method, **{name: value}))
+        for name, values in varied(pool).items()
+        for value in values
+    }
+    stacked = np.stack(list(variants.values()), -1)
     rounds = {(row["question_id"], row["candidate"]): row["rounds"] for row in collected.candidates}
     cut = {
         (row["question_id"], row["candidate"]): row["finish_reason"] == "length"
@@ -107,8 +118,10 @@ def candidates(pool: Pool, collected: Collected, choices: Mapping[str, Choice]) 
                 "answer_cut": cut.get(key, False),
             }
             chosen = [name for name, choice in choices.items() if choice.picks is not None and choice.picks[at] == k]
-            records.append({**record, "chosen_by": chosen})
-    return _parquet(records, CANDIDATES)
+            record["first_token"] = None if np.isnan(pool.first_token[at, k]) else int(pool.first_token[at, k])
+            numbers = [_number(value) for value in stacked[at, k]]
+            records.append({**record, "chosen_by": chosen, "variants": numbers})
+    return _parquet(records, CANDIDATES.with_metadata({"variants": json.dumps(list(variants))}))
 
 
 def questions(pool: Pool, collected: Collected) -> bytes:

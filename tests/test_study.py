@@ -1,0 +1,87 @@
+"""The study over all published data sets, from a handful of figures written by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from analysis import study
+from analysis.stats import within_group_pearson
+from xcompress.schema import UsageError
+
+VARIANTS = ["first_token=True", "first_token=False", "subspace=q_proj", "pooling=mean"]
+
+
+def publish(folder: Path, questions: int, seed: int, unlabelled: int = 0) -> dict[str, Any]:
+    """Figures of a data set: 3 candidates a question; CompAct is 0, lowest SPS is 1, the oracle the best."""
+    generator = np.random.default_rng(seed)
+    em = generator.choice([0.0, 100.0], (questions, 3))
+    sps = generator.random((questions, 3))
+    sps[:, 1] -= 2
+    variants = generator.random((questions, 3, 4))
+    records = []
+    for at in range(questions):
+        for k in range(3):
+            chosen = ["compact"] * (k == 0) + ["lowest_sps", "xcompress", "shortest"] * (k == 1)
+            chosen += ["oracle"] * (k == int(em[at].argmax())) + ["lowest_ppl", "lowest_longppl", "longest"] * (k == 2)
+            chosen += ["compressor", "question", "confidence", "majority"] * (k == 0)
+            known = at >= unlabelled
+            records.append(
+                {
+                    "question_id": f"q{at}", "candidate": k, "em": em[at, k] if known else None,
+                    "f1": em[at, k] if known else None, "tokens": 5.0 + k + at % 3, "nll": 1.0 + k,
+                    "longppl": None if k else 2.0,
+                    "sps": sps[at, k], "first_token": int(at % 4), "compressor_tokens": 50.0, "chosen_by": chosen,
+                    "variants": variants[at, k].tolist(),
+                }
+            )  # fmt: skip
+    folder.mkdir(parents=True)
+    table = pa.Table.from_pylist(records).replace_schema_metadata({"variants": json.dumps(VARIANTS)})
+    pq.write_table(table, folder / "numbers.parquet")
+    return {"em": em[unlabelled:], "sps": sps[unlabelled:], "variants": variants[unlabelled:]}
+
+
+def test_pooled_figures_are_those_of_all_questions(tmp_path: Path) -> None:
+    """Two data sets: every pooled mean is over the questions of both; mini and other methods' folders are left out."""
+    one, two = publish(tmp_path / "hotpotqa", 30, 1), publish(tmp_path / "nq", 50, 2, unlabelled=7)
+    publish(tmp_path / "mini", 9, 3)
+    publish(tmp_path / "nq-xcompress_release", 9, 4)
+    study.main(tmp_path)
+    found = json.loads((tmp_path / "study.json").read_text(), parse_constant=pytest.fail)
+    assert found["datasets"] == {"hotpotqa": 30, "nq": 43}
+    em = np.concatenate([one["em"], two["em"]])
+    rows = {(row["dataset"], row["selector"]): row for row in found["selection"]}
+    pooled = rows["all", "lowest_sps"]
+    assert pooled["em"]["value"] == pytest.approx(em[:, 1].mean()) and pooled["em"]["n"] == 73
+    assert pooled["em_difference"]["value"] == pytest.approx((em[:, 1] - em[:, 0]).mean())
+    assert rows["nq", "random"]["em"]["value"] == pytest.approx(two["em"].mean())
+    headroom = em.max(1).mean() - em[:, 0].mean()
+    assert pooled["em_share"]["value"] == pytest.approx((em[:, 1] - em[:, 0]).mean() / headroom)
+    against = {(row["dataset"], row["against"], row["metric"]): row for row in found["comparisons"]}
+    assert against["all", "lowest_ppl", "em"]["value"] == pytest.approx((em[:, 1] - em[:, 2]).mean())
+    r = {(c["dataset"], c["metric"], c["quality"], c["form"]): c for c in found["correlations"]}
+    x = -np.concatenate([one["sps"], two["sps"]]).ravel()
+    expected = within_group_pearson(x, em.ravel(), np.repeat(np.arange(73), 3), seed=0, resamples=200)
+    assert r["all", "sps", "em", "within"]["value"] == pytest.approx(expected.value)
+    assert r["all", "longppl", "em", "within"]["value"] is None and r["all", "longppl", "em", "within"]["reason"]
+    scores = np.concatenate([one["variants"], two["variants"]])[:, :, 2]
+    picked = em[np.arange(73), scores.argmin(1)]
+    variant = next(row for row in found["variants"] if row["variant"] == "subspace=q_proj")
+    assert variant["compact"]["value"] == pytest.approx((picked - em[:, 0]).mean())
+    text = (tmp_path / "study.md").read_text()
+    assert "nq (n = 43)" in text and "all (n = 73)" in text and "lowest SPS" in text
+    before = (tmp_path / "study.json").read_bytes()
+    study.main(tmp_path)
+    assert (tmp_path / "study.json").read_bytes() == before
+
+
+def test_nothing_published(tmp_path: Path) -> None:
+    """One sentence."""
+    with pytest.raises(UsageError, match=r"numbers\.parquet; publish runs first"):
+        study.load(tmp_path)
