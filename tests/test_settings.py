@@ -30,11 +30,12 @@ from xcompress.settings import (
     SourceSettings,
     StatisticsSettings,
     SubspaceSettings,
+    build,
     from_config,
 )
 
 ROOT = Path(__file__).parents[1]
-GROUPS = ("reader", "compressor", "dataset", "engine", "method", "execution", "experiment")
+GROUPS = ("reader", "compressor", "dataset", "engine", "method", "execution", "logger", "experiment")
 CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONFIGS / group).glob("*.yaml"))]
 NESTED = {
     "reader": ReaderSettings,
@@ -88,15 +89,23 @@ def test_engine_keys_are_arguments_of_the_engine(path: Path) -> None:
     assert {"folder", "dtype", "device", *keys} == arguments
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGS / "execution").glob("*.yaml")), ids=lambda path: path.stem)
-def test_execution_keys_are_fields_of_the_execution(path: Path) -> None:
+@pytest.mark.parametrize(
+    "path", [*sorted((CONFIGS / "execution").glob("*.yaml")), *sorted((CONFIGS / "logger").glob("*.yaml"))], ids=str
+)
+def test_keys_of_other_targets_are_their_fields(path: Path) -> None:
     keys = yaml.safe_load(path.read_text(encoding="utf-8"))
     kind = get_class(keys["_target_"])
     assert keys["name"] == path.stem
     assert set(keys) - {"_target_"} == {field.name for field in dataclasses.fields(kind)}
-    open_execution(keys)
-    with pytest.raises(UsageError, match=r"unknown setting execution\.nam; did you mean execution\.name"):
-        open_execution({"_target_": keys["_target_"], "nam": "x"})
+    given = {key: value for key, value in keys.items() if key != "_target_"}
+    build(kind, given, path.parent.name)
+    with pytest.raises(UsageError, match=rf"unknown setting {path.parent.name}\.nam; did you mean {path.parent.name}\.name"):
+        build(kind, {"nam": "x"}, path.parent.name)
+
+
+def test_an_execution_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match=r"execution\._target_=xcompress\.nowhere cannot be found"):
+        open_execution({"_target_": "xcompress.nowhere"})
 
 
 def test_every_setting_is_read_somewhere() -> None:

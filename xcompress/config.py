@@ -26,33 +26,55 @@ CONFIGS = ROOT / "configs"
 def run_config(config: DictConfig) -> Path | None:
     """Run one composed configuration; returns the folder of its tables, if they were made.
 
+    As a job of a Hydra command it keeps its own log and status in Hydra's folder of the job (:mod:`xcompress.jobs`).
+
     Raises:
         UsageError: see :class:`xcompress.pipeline.Run`. As the only job of a Hydra command it ends the program instead.
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
+    if not HydraConfig.initialized():
+        return _run(to_settings(config))
+    from xcompress.jobs import JobRecord, reason
+
+    about = HydraConfig.get()
+    alone = about.mode == RunMode.RUN
     try:
-        return _run(config)
+        with JobRecord(Path(about.runtime.output_dir), list(about.overrides.task)) as job:
+            settings = to_settings(config)
+            job.describe(settings)
+            tables = _run(settings, job.folder)
+            job.finished(tables)
+            return tables
     except UsageError as error:
-        if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.RUN:
+        if alone:
             _end(error)  # Hydra would print the overrides beside the sentence
         log.error("this job failed: %s", error)  # said at once: Hydra raises it only after the sweep's other jobs
         raise
+    except Exception as error:
+        if not alone:
+            log.error("this job failed: %s", reason(error))
+        raise
 
 
-def _run(config: DictConfig) -> Path | None:
+def _run(settings: Settings, job: Path | None = None) -> Path | None:
+    """The stages and the tables; ``job`` is the job's folder, whose name sets its tracked run apart."""
     quiet_libraries()
-    settings = to_settings(config)
-    from xcompress.pipeline import Run
+    from xcompress.tracking import open_tracker
 
     started = time.monotonic()
-    collected = Run(settings).execute()
-    if collected is None:
-        return None
-    from analysis.report import write_tables
+    with open_tracker(settings, job) as tracker:
+        from xcompress.pipeline import Run
 
-    return write_tables(collected, started)
+        collected = Run(settings, tracker).execute()
+        if collected is None:
+            return None
+        from analysis.report import write_tables
+
+        tables = write_tables(collected, started)
+        tracker.tables(tables)
+        return tables
 
 
 def _end(error: UsageError) -> NoReturn:
@@ -101,12 +123,31 @@ def checked_main(main: Callable[[], None]) -> None:
     try:
         check_overrides(sys.argv[1:])
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would hide our exception behind its own exit
-        main()
+        # Jobs in other processes (joblib, SLURM, Ray) find this package where it is not installed, too.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        try:
+            main()
+        except Exception:
+            if _sweep_failed():
+                raise SystemExit(1) from None
+            raise
+        if _sweep_failed():
+            raise SystemExit(1)
     except UsageError as error:
         _end(error)
     except KeyboardInterrupt:
         print("stopped; run the same command to go on", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+def _sweep_failed() -> bool:
+    """Write the table of this process's sweep if there is one; True if it is one that has a job without its tables."""
+    module = sys.modules.get("analysis.sweep")
+    if module is None:
+        return False
+    from xcompress.jobs import FINISHED
+
+    return any(cell.state != FINISHED for cell in module.finish())
 
 
 def check_overrides(arguments: list[str]) -> None:

@@ -24,6 +24,7 @@ from xcompress.selectors import RollingGate, gate_threshold
 from xcompress.settings import Settings, SourceSettings
 from xcompress.stages import generate, prepare, read, rivals, score, stepwise
 from xcompress.store import Shard, StageFolder, digest
+from xcompress.tracking import NoTracker, Tracker
 from xcompress.views import ratio_place
 
 log = logging.getLogger(__name__)
@@ -51,8 +52,10 @@ class Run:
         UsageError: a file, model, prompt or setting is missing or wrong.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, tracker: Tracker | None = None) -> None:
+        self.tracker = tracker or NoTracker()
+        self.execution = open_execution(settings.execution)
+        self.settings = settings = self.execution.adapt(settings)
         self.root = Path(settings.run_root)
         self.prepare_seconds = 0.0
         self.compressor_template = load_template(settings.compressor.prompt_file, COMPRESSOR_PARTS)
@@ -60,7 +63,6 @@ class Run:
         self.demos = load_demos(Path(settings.dataset.demos_file))
         self.source = settings.dataset.source()
         self.calibration_source = settings.dataset.calibration()
-        self.execution = open_execution(settings.execution)
         if set(settings.stages) != {"prepare"}:  # data can be looked at on a machine without the models
             self.folders = {"reader": model_folder(settings.reader), "compressor": model_folder(settings.compressor)}
             self._check_method()
@@ -195,15 +197,17 @@ class Run:
         self.prepare_seconds = time.monotonic() - started
         if set(self.settings.stages) == {"prepare"}:
             doctor.examine({split.name: split.questions for split in splits}, self.settings)
-        if "generate" in self.settings.stages:
-            self._generate(splits)
-        if "score" in self.settings.stages:
-            self._score(splits)
-        if "stepwise" in self.settings.stages:
-            self._stepwise(splits)
-        if "read" in self.settings.stages:
-            self._read(splits)
-        self.execution.close()
+        try:
+            for name, stage in (
+                ("generate", self._generate),
+                ("score", self._score),
+                ("stepwise", self._stepwise),
+                ("read", self._read),
+            ):
+                if name in self.settings.stages:
+                    stage(splits)
+        finally:
+            self.execution.close()
         return self.collect(splits) if "analyse" in self.settings.stages else None
 
     def prepare(self) -> list[Split]:
@@ -347,7 +351,7 @@ class Run:
 
     def _stage(self, name: str, parts: Sequence[list[Job]]) -> None:
         """Compute the missing shards of a stage; its model is loaded only if something is missing."""
-        run_stage(self.settings, self.execution, name, [job for part in parts for job in part])
+        run_stage(self.settings, self.execution, self.tracker, name, [job for part in parts for job in part])
 
     def _after_candidates(self, split: Split, folder: StageFolder) -> list[Job]:
         """Jobs that turn a split's candidates into rows of ``folder``."""

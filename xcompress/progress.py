@@ -13,7 +13,8 @@ class Bar:
 
     def __init__(self, stage: str, questions: int) -> None:
         self._bar = tqdm(total=questions, desc=f"{stage:>8}", unit="q", dynamic_ncols=True, smoothing=0.1, mininterval=0.5)
-        self._tokens = 0
+        self.all_tokens = 0
+        self.questions = 0
         self._started = time.monotonic()
 
     def __enter__(self) -> Bar:
@@ -24,11 +25,12 @@ class Bar:
 
     def tokens(self, count: int) -> None:
         """Called by engines and scorers with the tokens just done."""
-        self._tokens += count
-        rate = self._tokens / max(1e-9, time.monotonic() - self._started)
-        self._bar.set_postfix_str(f"{self._tokens} tokens, {rate:.0f} tokens/s", refresh=False)
+        self.all_tokens += count
+        rate = self.all_tokens / max(1e-9, time.monotonic() - self._started)
+        self._bar.set_postfix_str(f"{self.all_tokens} tokens, {rate:.0f} tokens/s", refresh=False)
         self._bar.update(0)  # draws only when the last drawing is old enough
 
     def advance(self, questions: int) -> None:
         """A shard of so many questions is stored."""
+        self.questions += questions
         self._bar.update(questions)

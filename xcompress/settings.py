@@ -314,6 +314,7 @@ class Settings:
     engine: Mapping[str, Any]
     method: MethodSettings
     execution: Mapping[str, Any]
+    logger: Mapping[str, Any]
     generation: GenerationSettings
     scoring: ScoringSettings
     statistics: StatisticsSettings

@@ -89,6 +89,10 @@ class Execution(Protocol):
     name: str
     price_per_hour: float | None
 
+    def adapt(self, settings: Settings) -> Settings:
+        """The settings as they are where the work is done (devices, batch sizes)."""
+        ...
+
     def run(self, settings: Settings, stage: str, jobs: Jobs, progress: Progress) -> Iterator[Done]:
         """The jobs as they are done, in any order.
 

@@ -20,6 +20,10 @@ class Local:
     name: str = "local"
     price_per_hour: float | None = None
 
+    def adapt(self, settings: Settings) -> Settings:
+        """As they are."""
+        return settings
+
     def run(self, settings: Settings, stage: str, jobs: Jobs, progress: Progress) -> Iterator[Done]:
         """The jobs in order. The model is loaded once; stages with the same model share it."""
         work = make(settings, stage)

@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from xcompress.execution.base import Execution, Job
+from xcompress.execution.base import Done, Execution, Job
 from xcompress.execution.claims import Claims
 from xcompress.progress import Bar
 from xcompress.schema import UsageError
 from xcompress.settings import Settings
 from xcompress.store import StageFolder, write_json
+from xcompress.tracking import Tracker
 
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 1.0
@@ -87,7 +88,7 @@ class Remaining:
             claims.close()
 
 
-def run_stage(settings: Settings, execution: Execution, name: str, jobs: Sequence[Job]) -> None:
+def run_stage(settings: Settings, execution: Execution, tracker: Tracker, name: str, jobs: Sequence[Job]) -> None:
     """Compute and store the jobs whose shards are missing; nothing is loaded if none is.
 
     Raises:
@@ -101,25 +102,33 @@ def run_stage(settings: Settings, execution: Execution, name: str, jobs: Sequenc
             return
         log.info("%s: %d of %d questions to do", name, todo, total)
         with Bar(name, todo) as bar:
+            store = _Store()
             remaining = Remaining(name, missing, lambda job: bar.advance(job.questions))
             try:
-                _run(settings, execution, name, remaining, bar)
+                for done in execution.run(settings, name, remaining, bar.tokens):
+                    store.put(done)
+                    remaining.finished(done.job)
+                    bar.advance(done.job.questions)
+                    tracker.progress(name, bar.questions, todo, bar.all_tokens)
             finally:
                 remaining.close()
 
 
-def _run(settings: Settings, execution: Execution, name: str, remaining: Remaining, bar: Bar) -> None:
-    described: set[StageFolder] = set()
-    for done in execution.run(settings, name, remaining, bar.tokens):
+class _Store:
+    """Writes rows where they go; what describes them is there before the first of them."""
+
+    def __init__(self) -> None:
+        self._described: set[StageFolder] = set()
+
+    def put(self, done: Done) -> None:
+        """Store the rows of a job."""
         folder = done.job.folder
-        if folder not in described:  # what describes the rows is there before the first of them
+        if folder not in self._described:
             for file, content in done.about.items():
                 write_json(folder.path / file, content)
-            described.add(folder)
+            self._described.add(folder)
         note = {"seconds": round(done.seconds, 3), "questions": done.job.questions, "tokens": done.tokens}
         folder.write(done.job.shard, done.rows, note)
-        remaining.finished(done.job)
-        bar.advance(done.job.questions)
 
 
 @contextmanager
