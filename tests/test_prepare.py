@@ -14,8 +14,8 @@ from xcompress.health import Health
 from xcompress.schema import QUESTIONS, Passage, Question, UsageError
 from xcompress.settings import SourceSettings
 from xcompress.stages import prepare
-from xcompress.stages.prepare import file_digest, identity
-from xcompress.store import Shard, StageFolder, write_json
+from xcompress.stages.prepare import identity
+from xcompress.store import Shard, StageFolder, file_digest, write_json
 
 A, B = {"title": "Ada", "text": "Ada Lovelace was born in London."}, {"title": "Bob", "text": "Bob sold boats."}
 EMPTY = {"title": "Nil", "text": " "}
@@ -38,7 +38,7 @@ def save(path: Path, rows: list[Any] = ROWS) -> SourceSettings:
 def load(source: SourceSettings, passages: int, skip: int = 0, limit: int | None = None) -> tuple[list[Question], Any]:
     """The questions of a source, and the report about them."""
     health = Health(passages)
-    return list(prepare.stream(source, passages, health, skip, limit)), health.report()
+    return list(prepare.stream(source, passages, health, Path(source.path).parent, skip, limit)), health.report()
 
 
 # ---- health
@@ -155,7 +155,9 @@ def test_everything_held_out(tmp_path: Path) -> None:
 
 def test_no_passages_and_no_corpus(tmp_path: Path) -> None:
     rows = [ROWS[0], {"id": "b", "question": "Who?", "answers": ["x"], "ctxs": []}]
-    with pytest.raises(UsageError, match=r"1 of 2 questions have no passages \(the first: id 'b'\); set dataset.corpus"):
+    with pytest.raises(
+        UsageError, match=r"1 of 2 questions have no passages \(the first: id 'b'\); set dataset.corpus to retrieve them"
+    ):
         load(save(tmp_path / "a.jsonl", rows), passages=3)
 
 
@@ -311,7 +313,7 @@ def test_nothing_is_given_after_a_question_without_passages(tmp_path: Path) -> N
     source = save(tmp_path / "a.jsonl", rows)
     given = []
     with pytest.raises(UsageError, match=r"2 of 4 questions have no passages \(the first: id 'b'\)"):
-        given += [question.id for question in prepare.stream(source, 3, Health(3))]
+        given += [question.id for question in prepare.stream(source, 3, Health(3), tmp_path)]
     with pytest.raises(UsageError):
         prepare.store(_folder(tmp_path), source, 3, 0, None, 1)
     assert prepare.stored(_folder(tmp_path), 3) is None

@@ -76,7 +76,8 @@ def choose(settings: Settings, position: int = 1, question_id: str | None = None
         UsageError: there is none, or the data cannot be read.
     """
     dataset = settings.dataset
-    questions = stream(dataset.source(), dataset.passages, Health(dataset.passages), dataset.calibration_holdout)
+    health, root = Health(dataset.passages), Path(settings.run_root)
+    questions = stream(dataset.source(), dataset.passages, health, root, dataset.calibration_holdout)
     if question_id is not None:
         found = next((question for question in questions if question.id == question_id), None)
         if found is None:

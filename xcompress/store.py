@@ -225,6 +225,18 @@ def _arrays(column: pa.ChunkedArray) -> list[Any]:
     return [values[offsets[at] : offsets[at + 1]] if present[at] else None for at in range(len(whole))]
 
 
+def file_digest(path: Path) -> str:
+    """Digest of a file's bytes and ending, which says how they are read (of a folder: of its files' names and bytes)."""
+    digest = blake2b(digest_size=16)
+    for part in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+        name = part.relative_to(path).as_posix() if path.is_dir() else part.suffix.lower()
+        digest.update(f"{name}\0{part.stat().st_size}\0".encode())
+        with part.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
 def content_digest(data: bytes) -> str:
     """16 hex digits that name a file's content."""
     return blake2b(data, digest_size=8).hexdigest()

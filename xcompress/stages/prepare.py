@@ -9,21 +9,20 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import pyarrow.parquet as pq
 
+from xcompress import retrieval
 from xcompress.formats import Problem, load_questions
 from xcompress.health import VERSION as HEALTH_VERSION
 from xcompress.health import Health
 from xcompress.hub import HubRows
-from xcompress.retrieval import Retriever
 from xcompress.schema import Question, UsageError, from_row, to_row
 from xcompress.settings import SourceSettings
-from xcompress.store import Shard, StageFolder, digest, write_json
+from xcompress.store import Shard, StageFolder, digest, file_digest, write_json
 
 log = logging.getLogger(__name__)
 VERSION = 1  # raise when the rows of this stage change
@@ -41,6 +40,8 @@ def identity(source: SourceSettings, passages: int) -> dict[str, Any]:
         extra["origin"] = "hub"
     elif source.format == "beir" and path.is_file():  # a file of judgements; its questions and titles lie in the folder above
         files += [file for name in ("queries.jsonl", "corpus.jsonl") if (file := path.parent.parent / name).exists()]
+    if source.corpus and source.retriever.kind != "bm25":
+        extra["retriever"] = retrieval.identity(source.retriever)
     return {
         "stage": "questions",
         "version": VERSION,
@@ -53,22 +54,13 @@ def identity(source: SourceSettings, passages: int) -> dict[str, Any]:
     }
 
 
-def file_digest(path: Path) -> str:
-    """Digest of a file's bytes and ending, which says how they are read (of a folder: of its files' names and bytes)."""
-    digest = blake2b(digest_size=16)
-    for part in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
-        name = part.relative_to(path).as_posix() if path.is_dir() else part.suffix.lower()
-        digest.update(f"{name}\0{part.stat().st_size}\0".encode())
-        with part.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
-
-
 def stream(
-    source: SourceSettings, passages: int, health: Health, skip: int = 0, limit: int | None = None
+    source: SourceSettings, passages: int, health: Health, root: Path, skip: int = 0, limit: int | None = None
 ) -> Iterator[Question]:
     """The questions of a source one by one (at most ``passages`` passages each), counted in ``health``.
+
+    Args:
+        root: the run root; the index of a corpus lies below it.
 
     Raises:
         UsageError: the file cannot be read, holds no usable question, or has questions without passages and no corpus (said at
@@ -76,7 +68,9 @@ def stream(
     """
     rows = Path(source.path) if source.hub is None else HubRows(source.hub)
     file = load_questions(rows, source.format, source.columns, None if limit is None else skip + limit)
-    retriever = Retriever(Path(source.corpus)) if source.corpus else None
+    retriever = None
+    if source.corpus:
+        retriever = retrieval.Retriever(Path(source.corpus), source.retriever, root / "indexes")
     bare: list[str] = []
     given = 0
     for batch in _batches(islice(_usable(file, health), skip, None), _BATCH):
@@ -98,7 +92,7 @@ def stream(
     if bare:
         raise UsageError(
             f"{source.path}: {len(bare)} of {given} questions have no passages (the first: id {bare[0]!r});"
-            " set dataset.corpus to retrieve them with BM25"
+            " set dataset.corpus to retrieve them"
         )
 
 
@@ -162,7 +156,7 @@ def store(
     log.info("prepare: reading %s", source.path)
     health = Health(passages)
     shards, sizes, candidates = [], [], []
-    for index, part in enumerate(_batches(stream(source, passages, health, skip, limit), shard_size)):
+    for index, part in enumerate(_batches(stream(source, passages, health, folder.path.parents[1], skip, limit), shard_size)):
         rows = [to_row(question) for question in part]
         shards.append(Shard(index, digest(rows)))
         sizes.append(len(part))
