@@ -21,6 +21,7 @@ from analysis.load import to_pool
 from analysis.page import write_page
 from analysis.provenance import provenance, work
 from analysis.table1 import HEADINGS, Row, cells, choose, spoken, table
+from analysis.verify import seal
 from xcompress.pipeline import Collected
 from xcompress.store import digest, write_atomically, write_json
 
@@ -60,6 +61,7 @@ def write_tables(collected: Collected, started: float) -> Path:
     seconds = {"prepare": collected.prepare_seconds, "analyse": time.monotonic() - begun, "command": time.monotonic() - started}
     write_json(folder / "provenance.json", provenance(collected, seconds))
     write_page(folder)
+    seal(folder)
     _show(table(pool, settings, choices), sentence(pool, settings), counts, collected, folder, seconds)
     return folder
 

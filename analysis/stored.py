@@ -87,6 +87,8 @@ def newest(tables: Path) -> Path:
 
 def command(make: Callable[[Pool, Settings, Path], object]) -> None:
     """The command line of one table: the folder (or the newest run), then ``make`` writes into it; says what it wrote."""
+    from analysis.verify import seal  # which takes the newest run from here
+
     if len(sys.argv) > 2:
         raise SystemExit(f"usage: python -m {Path(sys.argv[0]).stem} [TABLES_FOLDER]")
     try:
@@ -94,6 +96,7 @@ def command(make: Callable[[Pool, Settings, Path], object]) -> None:
         found = collected(folder)
         before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
         make(to_pool(found), found.settings, folder)
+        seal(folder)
     except UsageError as error:
         raise SystemExit(f"error: {error}") from None
     for path in sorted(folder.iterdir()):

@@ -29,7 +29,9 @@ def small_run(folder: Path, model: Path, questions: int = 12, calibration: int =
         *("compressor.max_new_tokens=12", "reader.max_new_tokens=6", "generation.candidates=2", "dataset.segment_size=3"),
         f"dataset.path={write_questions(folder / 'test.jsonl', questions)}",
         f"dataset.calibration_path={write_questions(folder / 'train.jsonl', calibration, start=500)}",
-        *("dataset.corpus=null", "shard_size=1", "statistics.resamples=100", "engine.prefill_tokens=512"),
+        *("dataset.corpus=null", "shard_size=1", "statistics.resamples=50", "engine.prefill_tokens=512"),
+        "scoring.subspaces={embedding: {matrix: embedding, center: false, energy_of: values, rows: all}}",
+        *("scoring.energies=[0.95]", "scoring.start_token=[false]"),  # few variants, for quick tables
     ]
 
 
@@ -49,7 +51,7 @@ def shards(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for stage in STAGES for path in (root / stage).rglob("*.parquet"))
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 240) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 600) -> None:
     """Until the condition holds.
 
     Raises:

@@ -70,10 +70,10 @@ def test_a_real_model_makes_table_1(clean: tuple[Path, subprocess.CompletedProce
 def test_again_is_quick_and_equal(clean: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     """With everything there no model is loaded, and every table is the same to the byte."""
     folder, _ = clean
-    before = contents(folder, {"provenance.json"})
+    before = contents(folder, {"provenance.json", "checksums.json"})
     done = run(folder.parents[1])
     assert done.returncode == 0 and "loading" not in done.stderr + done.stdout
-    assert contents(folder, {"provenance.json"}) == before
+    assert contents(folder, {"provenance.json", "checksums.json"}) == before
 
 
 @pytest.mark.parametrize("stage", ["candidates", "scores"])
@@ -92,7 +92,7 @@ def test_kill_and_go_on(clean: tuple[Path, subprocess.CompletedProcess[str]], tm
     done = run(tmp_path)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "tables").iterdir()
-    records = {"provenance.json", "config.yaml"}
+    records = {"provenance.json", "config.yaml", "checksums.json"}
     assert contents(folder, records) == contents(clean[0], records)
 
 

@@ -69,6 +69,7 @@ def test_reasons_are_one_line() -> None:
     assert reason(MemoryError()) == "MemoryError"
     assert reason(KeyboardInterrupt()) == "Ctrl-C"
     assert reason(Terminated(143)) == "SIGTERM"
+    assert reason(SystemExit(144)) == "exit code 144"
 
 
 def test_a_killed_job_does_not_run_for_ever(tmp_path: Path) -> None:

@@ -135,6 +135,12 @@ def checked_main(main: Callable[[], None]) -> None:
             raise SystemExit(1)
     except UsageError as error:
         _end(error)
+    except OSError as error:
+        from xcompress.store import disk_trouble
+
+        if sentence := disk_trouble(error):
+            _end(UsageError(sentence))
+        raise
     except KeyboardInterrupt:
         print("stopped; run the same command to go on", file=sys.stderr)
         raise SystemExit(130) from None
@@ -243,6 +249,9 @@ def _compose(overrides: list[str]) -> None:
 
 def _explain(error: Exception) -> str:
     text = str(error)
+    if plugin := re.search(r"hydra/launcher/(submitit|joblib)", text):
+        extra = {"submitit": "cluster", "joblib": "joblib"}[plugin.group(1)]
+        return f"this needs Hydra's {plugin.group(1)} launcher: pip install 'xcompress[{extra}]'"
     match = re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)' is not in struct", text)
     if match is None:
         group = re.search(r"Could not override '([^']+)'\.\s*No match in the defaults list", text)

@@ -99,6 +99,8 @@ class JobRecord:
         self._status["ended"] = _now()
         try:
             self._write()
+        except OSError as problem:  # a full disk: what ended the job matters more
+            log.warning("the status of this job cannot be written: %s", problem)
         finally:
             logging.getLogger().removeHandler(self._handler)
             self._handler.close()
@@ -121,6 +123,8 @@ def reason(error: BaseException) -> str:
         return "Ctrl-C"
     if isinstance(error, Terminated):
         return "SIGTERM"
+    if isinstance(error, SystemExit):
+        return f"exit code {error.code}"
     lines = str(error).strip().splitlines()
     text = lines[0] if lines else ""
     return text if isinstance(error, UsageError) else f"{type(error).__name__}: {text}".rstrip(": ")

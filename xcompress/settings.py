@@ -314,7 +314,6 @@ class Settings:
     engine: Mapping[str, Any]
     method: MethodSettings
     execution: Mapping[str, Any]
-    logger: Mapping[str, Any]
     generation: GenerationSettings
     scoring: ScoringSettings
     statistics: StatisticsSettings
@@ -324,6 +323,7 @@ class Settings:
     data_root: str = "data"
     run_root: str = "results/runs"
     shard_size: int = 8
+    logger: Mapping[str, Any] = field(default_factory=lambda: {"_target_": "xcompress.tracking.NoTracker"})
     resolved: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property

@@ -8,6 +8,8 @@ shows at once.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import logging
 import os
@@ -45,8 +47,25 @@ def write_atomically(path: Path, data: bytes, durable: bool = True) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say where
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+_DISK = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EROFS: "it is read-only"}
+_DISK |= {errno.EACCES: "writing there is not permitted", errno.EPERM: "writing there is not permitted"}
+
+
+def disk_trouble(error: OSError) -> str | None:
+    """One sentence for an error of the disk that the user can mend, None for any other error."""
+    what = _DISK.get(error.errno or 0)
+    if what is None:
+        return None
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{what}; finished shards are kept, run the same command to go on"
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from collections import deque
@@ -14,13 +13,11 @@ from xcompress.execution.claims import Claims
 from xcompress.progress import Bar
 from xcompress.schema import UsageError
 from xcompress.settings import Settings
-from xcompress.store import StageFolder, write_json
+from xcompress.store import StageFolder, disk_trouble, write_json
 from xcompress.tracking import Tracker
 
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 1.0
-_DISK = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EROFS: "it is read-only"}
-_DISK |= {errno.EACCES: "writing there is not permitted", errno.EPERM: "writing there is not permitted"}
 
 
 class Remaining:
@@ -142,13 +139,10 @@ def _stage_errors(name: str) -> Iterator[None]:
         log.warning("stopped in %s; finished shards are kept, run the same command to go on", name)
         raise
     except OSError as error:
-        if error.errno not in _DISK:
-            error.add_note(f"(in stage {name}; finished shards are kept, run the same command to go on)")
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        raise UsageError(
-            f"{where}{_DISK[error.errno]} (in stage {name}); finished shards are kept, run the same command to go on"
-        ) from error
+        if sentence := disk_trouble(error):
+            raise UsageError(f"{sentence} (in stage {name})") from error
+        error.add_note(f"(in stage {name}; finished shards are kept, run the same command to go on)")
+        raise
     except Exception as error:
         error.add_note(f"(in stage {name}; finished shards are kept, run the same command to go on)")
         raise
