@@ -205,14 +205,16 @@ def test_every_group_of_the_command_line_is_a_folder() -> None:
 
 
 def readme_commands() -> list[str]:
-    """The command lines of scripts/run.py that the README prints."""
+    """The command lines of scripts/ that the README prints."""
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    return [line.partition("  #")[0].strip() for line in lines if line.startswith("python scripts/run.py")]
+    return [line.partition("  #")[0].strip() for line in lines if line.startswith("python scripts/")]
 
 
 @pytest.mark.parametrize("line", readme_commands())
 def test_readme_commands_compose(line: str) -> None:
-    check_overrides(shlex.split(line)[2:])
+    script, *arguments = shlex.split(line)[1:]
+    assert (ROOT / script).is_file()
+    check_overrides(arguments)
 
 
 def test_the_readme_names_every_choice() -> None:

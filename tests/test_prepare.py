@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from xcompress.config import ROOT
 from xcompress.health import Health
 from xcompress.schema import QUESTIONS, Passage, Question, UsageError
 from xcompress.settings import SourceSettings
@@ -317,3 +322,86 @@ def test_nothing_is_given_after_a_question_without_passages(tmp_path: Path) -> N
     with pytest.raises(UsageError):
         prepare.store(_folder(tmp_path), source, 3, 0, None, 1)
     assert prepare.stored(_folder(tmp_path), 3) is None
+
+
+filled = st.text(min_size=1, max_size=40).filter(lambda text: bool(text.strip()))
+passage = st.builds(Passage, title=st.text(max_size=20), text=st.text(max_size=60))
+questions_of_the_schema = st.lists(
+    st.builds(
+        Question,
+        id=filled,
+        question=filled,
+        answers=st.lists(filled, unique=True, max_size=3).map(tuple),
+        passages=st.lists(passage, min_size=1, max_size=4).map(tuple),
+        gold_titles=st.lists(st.text(min_size=1, max_size=20), unique=True, max_size=3).map(tuple),
+        kind=st.text(max_size=10),
+    ),
+    min_size=1,
+    max_size=7,
+    unique_by=lambda question: question.id,
+)
+
+
+def as_row(question: Question) -> dict[str, Any]:
+    """A question in the documented schema of a file."""
+    return {
+        "_id": question.id,
+        "question": question.question,
+        "answers": list(question.answers),
+        "ctxs": [{"title": p.title, "text": p.text} for p in question.passages],
+        "supporting_titles": list(question.gold_titles),
+        "type": question.kind,
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    questions=questions_of_the_schema,
+    ascii_only=st.booleans(),
+    end=st.sampled_from(["\n", "\r\n"]),
+    mark=st.sampled_from(["", "\ufeff"]),
+    shard_size=st.integers(1, 4),
+)
+def test_any_rows_survive_prepare_store_and_load(
+    tmp_path_factory: pytest.TempPathFactory,
+    questions: list[Question],
+    ascii_only: bool,
+    end: str,
+    mark: str,
+    shard_size: int,
+) -> None:
+    """U+2028, U+0085, byte-order mark, CRLF, braces, NUL, astral characters: what is read back is what was written."""
+    folder = tmp_path_factory.mktemp("any")
+    lines = "".join(json.dumps(as_row(question), ensure_ascii=ascii_only) + end for question in questions)
+    (folder / "a.jsonl").write_bytes((mark + lines).encode())
+    source = SourceSettings(str(folder / "a.jsonl"))
+    made = prepare.store(_folder(folder), source, 4, 0, None, shard_size)
+    again = prepare.stored(_folder(folder), 4)
+    assert again is not None
+    assert [question for part in made for question in part] == questions
+    assert [question for part in again for question in part] == questions
+    assert again.health["questions"] == len(questions) and again.health["unusable_rows"] == []
+    assert again.health["unlabelled"] == sum(not question.answers for question in questions)
+
+
+@pytest.mark.slow
+def test_a_file_of_300_mb_prepares_in_little_memory(tmp_path: Path) -> None:
+    """Peak memory of the whole command, libraries included, measured by the kernel: below 1.5 GB."""
+    text = "old mill by the river and a bridge over it " * 14  # 30 passages of 600 characters: 20 kB a row
+    ctxs = [{"title": f"Town {k}", "text": f"{text}{k}"} for k in range(30)]
+    path = tmp_path / "big.jsonl"
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        while file.tell() < 300_000_000:
+            file.write(json.dumps({"_id": f"q{count}", "question": f"What is {count}?", "answers": ["x"], "ctxs": ctxs}) + "\n")
+            count += 1
+    command = [sys.executable, str(ROOT / "scripts" / "run.py"), "stages=[prepare]", "dataset=nq", f"dataset.path={path}"]
+    command += [f"run_root={tmp_path / 'runs'}", "reader.model=nobody/nothing"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    screen = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    process.stdout.close()
+    assert process.returncode == 0 and f"{count:,}" in screen
+    assert usage.ru_maxrss * 1024 < 1.5e9

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import pyarrow.parquet as pq
+from tqdm import tqdm
 
 from xcompress import retrieval
 from xcompress.formats import Problem, load_questions
@@ -156,7 +157,9 @@ def store(
     log.info("prepare: reading %s", source.path)
     health = Health(passages)
     shards, sizes, candidates = [], [], []
-    for index, part in enumerate(_batches(stream(source, passages, health, folder.path.parents[1], skip, limit), shard_size)):
+    questions = stream(source, passages, health, folder.path.parents[1], skip, limit)
+    bar = tqdm(questions, desc=" prepare", unit="q", total=limit, disable=None, delay=2, dynamic_ncols=True)
+    for index, part in enumerate(_batches(bar, shard_size)):
         rows = [to_row(question) for question in part]
         shards.append(Shard(index, digest(rows)))
         sizes.append(len(part))
