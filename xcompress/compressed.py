@@ -67,6 +67,12 @@ class Compressed:
         """Whether the gate kept the initial summary and nothing was sampled."""
         return self.gate == "skipped"
 
+    def scores(self) -> dict[str, Any]:
+        """What metadata of the chosen summary may say, as plain values: sps, ppl, chosen, gate, candidates (how many)."""
+        best = self.candidates[self.chosen]
+        ppl = best.ppl if best.ppl is not None and math.isfinite(best.ppl) else None
+        return {"sps": best.sps, "ppl": ppl, "chosen": self.chosen, "gate": self.gate, "candidates": len(self.candidates)}
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for strict JSON; numbers that are not finite become None."""
         plain = asdict(self)
