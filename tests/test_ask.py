@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import json
-import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,21 +23,40 @@ PARAGRAPHS = ["The old mill stands by the river.", "A bridge of stone.", "Nothin
 QUESTION = "What stands by the river?"
 
 
-def ask(folder: Path, *arguments: str, given: str | bytes | None = None) -> subprocess.CompletedProcess[str]:
-    """The command in ``folder``, with ``given`` on standard input."""
-    raw = given.encode() if isinstance(given, str) else given or b""
-    environment = {**os.environ, "XCOMPRESS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "scripts" / "ask.py"), *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, input=raw, capture_output=True, timeout=300, check=False)
-    return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+def load_program() -> Any:
+    """scripts/ask.py as a module."""
+    spec = importlib.util.spec_from_file_location("ask", ROOT / "scripts" / "ask.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+program = load_program()
 
 
 @pytest.fixture
-def tiny_overrides(model_folder: Callable[[str], Path]) -> list[str]:
-    """Tiny random models instead of the embedded one."""
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """The program's main in a folder of its own, with ``given`` on standard input."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XCOMPRESS_CACHE", str(tmp_path / "cache"))
+
+    def run(*arguments: str, given: str | bytes = b"") -> None:
+        raw = given.encode() if isinstance(given, str) else given
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+        program.main(list(arguments))
+
+    return run
+
+
+@pytest.fixture
+def tiny_overrides(tmp_path: Path, model_folder: Callable[[str], Path]) -> list[str]:
+    """Tiny random models instead of the embedded one, and a demonstration that fits them."""
+    demos = tmp_path / "demos.yaml"
+    demos.write_text('- {question: "What is by the hill?", answers: ["old mill"]}\n', encoding="utf-8")
     folder = model_folder("llama")
     return [
-        *(f"reader.model={folder}", f"compressor.model={folder}"),
+        *(f"reader.model={folder}", f"compressor.model={folder}", f"dataset.demos_file={demos}"),
         *("compressor.max_new_tokens=12", "reader.max_new_tokens=6", "generation.candidates=2"),
     ]
 
@@ -82,11 +104,11 @@ def test_a_folder_is_searched(tmp_path: Path) -> None:
         (["--calibrate"], None, "--calibrate needs --gate FILE"),
         ([" ", "--passages", "a.txt"], None, "the question is blank"),
         (["Who?", "--passages", "absent.txt"], None, "absent.txt does not exist"),
-        (["Who?", "--passages", "absent.jsonl"], None, "absent.jsonl does not exist"),
+        (["Who?", "--passages", "absent.jsonl"], None, "there is no file absent.jsonl"),
         (["Who?", "--passages", "."], None, "is a folder; search it with --folder"),
         (["Who?", "--passages", "empty.txt"], None, "empty.txt holds no passage"),
         (["Who?", "--passages", "latin.txt"], None, "latin.txt is not UTF-8 text"),
-        (["Who?", "--passages", "bad.jsonl"], None, "bad.jsonl, line 2: the row is in an unknown layout: its keys are body"),
+        (["Who?", "--passages", "bad.jsonl"], None, "bad.jsonl, row 2: the row is in an unknown layout: its keys are body"),
         (["Who?", "--folder", "absent"], None, "folder absent does not exist"),
         (["Who?", "--folder", "a.txt"], None, "a.txt is not a folder"),
         (["Who?", "--folder", "bare"], None, "folder bare holds no text"),
@@ -102,7 +124,9 @@ def test_a_folder_is_searched(tmp_path: Path) -> None:
         (["Who?", "--passages", "a.txt", "reader.model=nowhere"], None, "model folder nowhere does not exist"),
     ],
 )
-def test_wrong_input_is_one_sentence(tmp_path: Path, arguments: list[str], given: str | bytes | None, what: str) -> None:
+def test_wrong_input_is_one_sentence(
+    tmp_path: Path, ask: Callable[..., None], arguments: list[str], given: str | bytes | None, what: str
+) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
     (tmp_path / "empty.txt").write_text(" \n")
     (tmp_path / "latin.txt").write_bytes("Brontë".encode("latin-1"))
@@ -110,21 +134,31 @@ def test_wrong_input_is_one_sentence(tmp_path: Path, arguments: list[str], given
     (tmp_path / "bare").mkdir()
     if "reader.model=nowhere" in arguments:
         arguments = [*arguments, "compressor.model=nowhere"]
-    done = ask(tmp_path, *arguments, given=given)
-    assert done.returncode == 2 and done.stdout == "", done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: ") and what in last and "Traceback" not in done.stderr
+    with pytest.raises(UsageError) as caught:
+        ask(*arguments, given=given or "")
+    assert what in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    """And nothing that loads a model was imported by then."""
+    command = [sys.executable, "-X", "importtime", str(ROOT / "scripts" / "ask.py"), "Who?", "--passages", "absent.txt"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert (done.returncode, done.stdout, said) == (2, "", ["error: absent.txt does not exist"])
+    assert not re.search(r"\| +(torch|transformers)$", done.stderr, re.MULTILINE)
 
 
 # ---- answers
 
 
-def test_an_answer_with_its_candidates(tmp_path: Path, tiny_overrides: list[str]) -> None:
+def test_an_answer_with_its_candidates(
+    tmp_path: Path, ask: Callable[..., None], tiny_overrides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Steps on standard error; answer, summary, every candidate and what it took on standard output."""
     (tmp_path / "a.txt").write_text(TEXT)
-    done = ask(tmp_path, QUESTION, "--passages", "a.txt", *tiny_overrides)
-    assert done.returncode == 0, done.stderr
-    assert [step in done.stderr for step in ("sampling ...", "scoring ...", "reading ...")] == [True] * 3
+    ask(QUESTION, "--passages", "a.txt", *tiny_overrides)
+    shown = capsys.readouterr()
+    assert [step in shown.err for step in ("sampling ...", "scoring ...", "reading ...")] == [True] * 3
     for words in (
         "Answer",
         "Summary",
@@ -137,37 +171,31 @@ def test_an_answer_with_its_candidates(tmp_path: Path, tiny_overrides: list[str]
         "not calibrated",
         "tokens:",
     ):
-        assert words in done.stdout, words
+        assert words in shown.out, words
 
 
-def test_json_gate_and_standard_input(tmp_path: Path, tiny_overrides: list[str]) -> None:
+def test_json_gate_and_standard_input(
+    tmp_path: Path, ask: Callable[..., None], tiny_overrides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """--calibrate writes a gate, which a question then uses; --json is strict and alone on standard output."""
     train = tmp_path / "train.jsonl"
-    rows = [
-        {"id": str(k), "question": f"What is {k}?", "answers": ["x"], "ctxs": [{"title": "", "text": TEXT}]} for k in range(4)
-    ]
+    passages = [{"title": "", "text": TEXT}]
+    rows = [{"id": str(k), "question": f"What is {k}?", "answers": ["x"], "ctxs": passages} for k in range(4)]
     train.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    calibration = [f"dataset.calibration_path={train}", "dataset.corpus=null"]
-    done = ask(tmp_path, "--calibrate", "--gate", "gate.json", *tiny_overrides, *calibration)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("gate.json: a ratio above ") and "(30% of 4)" in done.stdout
-    done = ask(tmp_path, QUESTION, "--gate", "gate.json", "--json", "--no-answer", *tiny_overrides, given=TEXT)
-    assert done.returncode == 0, done.stderr
-    plain = json.loads(done.stdout, parse_constant=lambda text: pytest.fail(f"{text} is not strict JSON"))
+    ask("--calibrate", "--gate", "gate.json", *tiny_overrides, f"dataset.calibration_path={train}", "dataset.corpus=null")
+    said = capsys.readouterr().out
+    assert said.startswith("gate.json: a ratio above ") and "(30% of 4)" in said
+    ask(QUESTION, "--gate", "gate.json", "--json", "--no-answer", *tiny_overrides, given=TEXT)
+    plain = json.loads(capsys.readouterr().out, parse_constant=lambda text: pytest.fail(f"{text} is not strict JSON"))
     assert plain["gate"] in ("skipped", "sampled") and plain["answer"] is None and plain["threshold"] > 0
     assert len(plain["candidates"]) == (1 if plain["skipped"] else 3)
     assert [passage["text"] for passage in plain["passages"]] == PARAGRAPHS
-    other = ask(tmp_path, QUESTION, "--gate", "gate.json", *tiny_overrides, "dataset.segment_size=2", given=TEXT)
-    assert other.returncode == 2 and "calibrated with another segment size" in other.stderr.splitlines()[-1]
+    with pytest.raises(UsageError, match="calibrated with another segment size"):
+        ask(QUESTION, "--gate", "gate.json", *tiny_overrides, "dataset.segment_size=2", given=TEXT)
 
 
 def test_model_text_cannot_drive_the_terminal() -> None:
     """Escape sequences and direction overrides are shown as a replacement mark; ordinary text of any script stays."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import ask as program
-    finally:
-        sys.path.pop(0)
     assert program.plain("a\x1b[31mb\u202ec\x07") == "a\ufffd[31mb\ufffdc\ufffd"
     assert program.plain("Ḥā 中文 שלום [bold]\n\t") == "Ḥā 中文 שלום [bold]\n\t"
 
@@ -175,5 +203,5 @@ def test_model_text_cannot_drive_the_terminal() -> None:
 def test_errors_of_parsing_keep_their_row(tmp_path: Path) -> None:
     path = tmp_path / "null.jsonl"
     path.write_text('{"text": "a"}\n{"text": null}\n')
-    with pytest.raises(UsageError, match=r"null\.jsonl, line 2: the row has no text"):
+    with pytest.raises(UsageError, match=r"null\.jsonl, row 2: the row has no text"):
         read_passages(path)
