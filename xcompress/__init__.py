@@ -34,7 +34,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'xcompress' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:
