@@ -72,6 +72,8 @@ def _name(collected: Collected) -> str:
     # Not the files of questions: they are named by the limit too, and the candidates' files stand for them.
     shards = {stage: names for stage, names in collected.shards.items() if stage != "questions"}
     what = [shards, golds, asdict(s.method), asdict(s.statistics), s.seed, s.dataset.name, s.dataset.empty_golds]
+    if s.selectors:  # tables with rows of one's own lie beside those without
+        what.append(dict(s.selectors))
     return f"{s.reader.name}-{s.compressor.name}-{s.dataset.name}-{s.method.name}-{digest(what)}"
 
 

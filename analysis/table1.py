@@ -14,6 +14,7 @@ import yaml
 from analysis import figures, output, stored
 from analysis.about import sentence
 from analysis.load import Floats, Pool
+from analysis.own_selectors import own_scores
 from analysis.stats import (
     Estimate,
     bootstrap_table,
@@ -24,7 +25,7 @@ from analysis.stats import (
     verdict,
 )
 from xcompress.answers import normalize
-from xcompress.selectors import RollingGate, gate_skips, lowest, majority, oracle
+from xcompress.selectors import RollingGate, gate_skips, majority, oracle, pick
 from xcompress.settings import MethodSettings, Settings
 from xcompress.store import write_atomically, write_json
 
@@ -104,9 +105,8 @@ def choose(pool: Pool, settings: Settings) -> dict[str, Choice]:
         return Choice(em, f1, tokens, cost, selection_tokens, picks, fallbacks, skipped)
 
     def by(scores: Floats, selection_tokens: float = 0.0) -> Choice:
-        found = [lowest(row) for row in scores[:, members]]
-        picks = [0 if bare else members[position] for position, bare in found]
-        return picked(picks, everything, sum(bare for _, bare in found), None, selection_tokens)
+        found = [pick(row, method.include_initial) for row in scores]
+        return picked([at for at, _ in found], everything, sum(bare for _, bare in found), None, selection_tokens)
 
     nothing = np.zeros(len(rows))
     blank = np.where(pool.tokens > 0, pool.tokens, np.nan)  # a blank summary is not "the shortest"
@@ -142,6 +142,7 @@ def choose(pool: Pool, settings: Settings) -> dict[str, Choice]:
         "majority": picked(members[votes], everything, selection_tokens=reading),
         "lowest_sps": by(sps, scoring),
     }
+    choices |= {name: by(scores, scoring) for name, scores in own_scores(pool, settings).items()}
     choices[method.name] = _gated(pool, settings, choices["lowest_sps"], picked)
     choices["oracle"] = picked(best, everything)
     return choices
@@ -212,6 +213,7 @@ def labels(settings: Settings) -> dict[str, str]:
         "confidence": "answer confidence",
         "majority": "majority answer",
         "lowest_sps": "lowest SPS",
+        **{name: name.replace("_", " ") for name in settings.selectors},
         settings.method.name: _own_label(settings.method),
         "oracle": "oracle",
     }

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -100,13 +102,18 @@ def model_name(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A causal language model in memory with its tokenizer."""
+    """A causal language model in memory with its tokenizer.
+
+    Scoring hooks into the model while it runs, and fast tokenizers refuse a second caller: threads that share a model take its
+    ``lock`` (:class:`xcompress.controller.XCompress` and :class:`xcompress.scorer.SPSScorer` do).
+    """
 
     folder: Path
     model: Any  # PreTrainedModel; its classes are not typed
     tokenizer: PreTrainedTokenizerBase
     dtype: torch.dtype
     device: torch.device
+    lock: AbstractContextManager[Any] = field(default_factory=threading.RLock, repr=False, compare=False)
 
     @property
     def name(self) -> str:

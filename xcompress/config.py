@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from xcompress.schema import UsageError
+from xcompress.selectors import load_selectors
 from xcompress.settings import Settings, from_config
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,9 @@ def to_settings(config: DictConfig) -> Settings:
     except OmegaConfBaseException as error:
         raise UsageError(f"configuration key {error.full_key or '?'}: {str(error).splitlines()[0]}") from None
     plain.pop("hydra", None)
-    return from_config(_absolute(plain))
+    settings = from_config(_absolute(plain))
+    load_selectors(settings.selectors)  # a function that is not there is said now, not after hours of generation
+    return settings
 
 
 def _absolute(config: dict[str, Any]) -> dict[str, Any]:
@@ -232,9 +235,26 @@ def compose(overrides: list[str]) -> DictConfig:
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
+    # A program that uses Hydra itself keeps its own: the library is called from inside it.
+    own = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return hydra_compose("config", overrides)
+    try:
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            return hydra_compose("config", overrides)
+    finally:
+        GlobalHydra.instance().hydra = own
+
+
+def settings_of(overrides: list[str]) -> Settings:
+    """Typed settings of the configuration that the command line with these overrides would run.
+
+    Raises:
+        UsageError: an override is misspelt or refused (see :func:`check_overrides`), or there is no configuration.
+    """
+    if not CONFIGS.is_dir():
+        raise UsageError(f"there is no {CONFIGS}: configurations lie in a checkout; install it with `pip install -e CHECKOUT`")
+    check_overrides(overrides)
+    return to_settings(compose(overrides))
 
 
 def _compose(overrides: list[str]) -> None:

@@ -17,8 +17,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from xcompress.checkpoint import Loaded
+from xcompress.settings import POOLINGS as POOLINGS
 
-POOLINGS = ("max", "mean", "last", "min", "absmax")
 _LOGIT_ROWS = 512  # token positions whose logits are held at once
 
 

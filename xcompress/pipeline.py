@@ -17,15 +17,14 @@ from xcompress.checkpoint import fingerprint
 from xcompress.execution.base import Batch, Job, Rows, open_execution
 from xcompress.execution.stage import run_stage
 from xcompress.execution.work import model_folder
-from xcompress.forward import resolve_layer
-from xcompress.prompts import COMPRESSOR_PARTS, READER_PARTS, load_demos, load_template, start_token
+from xcompress.prompts import COMPRESSOR_PARTS, READER_PARTS, load_demos, load_template
 from xcompress.schema import ANSWERS, CANDIDATES, QUESTIONS, RIVALS, SCORES, STEPWISE, Question, UsageError
 from xcompress.selectors import RollingGate, gate_threshold
 from xcompress.settings import Settings, SourceSettings
 from xcompress.stages import generate, prepare, read, rivals, score, stepwise
 from xcompress.store import Shard, StageFolder, digest
 from xcompress.tracking import NoTracker, Tracker
-from xcompress.views import ratio_place
+from xcompress.views import check_variant, ratio_place
 
 log = logging.getLogger(__name__)
 
@@ -71,20 +70,7 @@ class Run:
     def _check_method(self) -> None:
         """Layer, subspace, start token and gate of the method, as far as the reader's small files tell."""
         method = self.settings.method
-        config = json.loads((self.folders["reader"] / "config.json").read_text(encoding="utf-8"))
-        text_config = config.get("text_config", config)
-        blocks = text_config.get("num_hidden_layers", text_config.get("n_layer"))
-        try:
-            resolve_layer(method.layer, int(blocks))
-        except ValueError as error:
-            raise UsageError(f"method.layer: {error}") from None
-        tied = text_config.get("tie_word_embeddings", config.get("tie_word_embeddings", True))
-        if self.settings.scoring.subspaces[method.subspace].matrix == "output_head" and tied:
-            raise UsageError(
-                f"method.subspace={method.subspace}: the output head of {self.settings.reader.name} is its embedding"
-            )
-        if method.start_token and start_token(checkpoint.load_tokenizer(self.folders["reader"])) is None:
-            raise UsageError(f"method.start_token=true: the tokenizer of {self.settings.reader.name} has no start token")
+        check_variant(self.settings, self.folders["reader"])
         if method.gate != "none" and self.calibration_source is None and not self.settings.dataset.calibration_holdout:
             log.warning(
                 "no calibration questions: the gated row will be n/a; set dataset.calibration_path=FILE,"

@@ -2,16 +2,96 @@
 
 Lower is better everywhere; a selector that maximises passes negated scores. Ties go to the lowest candidate index, a blank or
 non-finite score never wins, and a pool without any usable score falls back to its first candidate (the initial summary).
+
+A selector of your own is one function (:data:`Selector`) named under ``selectors`` in a configuration; it then has a row in
+Table 1 and can choose in :class:`xcompress.controller.XCompress`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from xcompress.perplexity import perplexity
+from xcompress.schema import Question, UsageError
+
 Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One summary of a question with its scores; None where there is no score (a blank summary).
+
+    Attributes:
+        index: 0 is the initial (greedy) summary, 1..K the sampled ones.
+        summary: its text; "" is a blank candidate.
+        sps: SPS of the method's variant under the reader; lower is better.
+        nll: mean negative log-likelihood a token under the reader, nats.
+        ratio: concentration ratio (what the gate looks at).
+        tokens: summary tokens under the reader, no start token.
+        compressor_tokens: prompt and new tokens of all its rounds.
+        compressor_nll: minus the compressor's mean log-probability of all it wrote for this candidate, nats.
+    """
+
+    index: int
+    summary: str
+    sps: float | None
+    nll: float | None
+    ratio: float | None
+    tokens: int
+    compressor_tokens: int
+    compressor_nll: float | None
+
+    @property
+    def ppl(self) -> float | None:
+        """Perplexity, exp(NLL)."""
+        return perplexity(self.nll)
+
+
+Selector = Callable[[Question, Sequence[Candidate]], Sequence[float | None]]
+"""One score a candidate, lower is better; None (or NaN) for a candidate that is not to win."""
+
+
+def load_selectors(entries: Mapping[str, Any]) -> dict[str, Selector]:
+    """The functions that the configuration's ``selectors`` name (``name: {_target_: module.function, ...}``).
+
+    Further keys of an entry are passed to the function as keyword arguments.
+
+    Raises:
+        UsageError: an entry has no ``_target_``, or there is no such function.
+    """
+    from hydra.errors import HydraException
+    from hydra.utils import instantiate
+
+    loaded: dict[str, Selector] = {}
+    for name, entry in entries.items():
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("_target_"), str):
+            raise UsageError(f"selectors.{name} must be {{_target_: module.function}}, not {entry!r}")
+        try:
+            loaded[name] = instantiate({**entry, "_partial_": True}, _convert_="all")
+        except HydraException as error:
+            why = str(error.__cause__ or error).splitlines()[0]
+            raise UsageError(f"selectors.{name}: {entry['_target_']} cannot be loaded: {why}") from None
+    return loaded
+
+
+def apply_selector(name: str, selector: Selector, question: Question, candidates: Sequence[Candidate]) -> list[float | None]:
+    """The selector's scores as numbers.
+
+    Raises:
+        UsageError: it does not give one number (or None) a candidate.
+    """
+    try:
+        scores = [None if score is None else float(score) for score in selector(question, candidates)]
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"selector {name}, question {question.id!r}: {error}") from error
+    if len(scores) != len(candidates):
+        raise UsageError(f"selector {name}, question {question.id!r}: {len(scores)} scores for {len(candidates)} candidates")
+    return scores
 
 
 def lowest(scores: Sequence[float | None] | Floats) -> tuple[int, bool]:
@@ -27,6 +107,18 @@ def lowest(scores: Sequence[float | None] | Floats) -> tuple[int, bool]:
     if not usable.any():
         return 0, True
     return int(np.argmin(np.where(usable, values, np.inf))), False
+
+
+def pick(scores: Sequence[float | None] | Floats, include_initial: bool = True) -> tuple[int, bool]:
+    """Candidate with the lowest usable score, and whether there was none (fallback to the initial summary, candidate 0).
+
+    Args:
+        scores: one a candidate; candidate 0 is the initial summary.
+        include_initial: False lets only the sampled ones compete (where there are any).
+    """
+    start = 0 if include_initial or len(scores) == 1 else 1
+    position, none_usable = lowest(scores[start:])
+    return (0, True) if none_usable else (start + position, False)
 
 
 def oracle(f1: Sequence[float], em: Sequence[float]) -> int:

@@ -13,11 +13,16 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from xcompress.forward import POOLINGS
 from xcompress.schema import UsageError
 
 STAGES = ("prepare", "generate", "score", "stepwise", "read", "analyse")
 MATRICES = ("embedding", "output_head", "q_proj")
+# Rows of Table 1 that a selector of one's own cannot be named like.
+BUILT_IN_SELECTORS = (
+    *("closed_book", "raw_passages", "compact", "random", "shortest", "longest", "lowest_ppl", "lowest_longppl", "compressor"),
+    *("question", "confidence", "majority", "lowest_sps", "oracle"),
+)
+POOLINGS = ("max", "mean", "last", "min", "absmax")  # of hidden states; the order of the stored axis
 T = TypeVar("T")
 
 
@@ -324,6 +329,7 @@ class Settings:
     run_root: str = "results/runs"
     shard_size: int = 8
     logger: Mapping[str, Any] = field(default_factory=lambda: {"_target_": "xcompress.tracking.NoTracker"})
+    selectors: Mapping[str, Any] = field(default_factory=dict)
     resolved: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -347,6 +353,9 @@ class Settings:
             raise UsageError(f"method.subspace={self.method.subspace} is not scored; scoring.subspaces has {known}")
         if not any(abs(self.method.energy - energy) < 1e-9 for energy in self.scoring.energies):
             raise UsageError(f"method.energy={self.method.energy} is not among scoring.energies {list(self.scoring.energies)}")
+        for name in self.selectors:
+            if name in {*BUILT_IN_SELECTORS, self.method.name}:
+                raise UsageError(f"selectors.{name}: Table 1 has a row of that name already; choose another")
         if self.method.start_token not in self.scoring.start_token:
             raise UsageError(f"method.start_token={self.method.start_token} is not among scoring.start_token")
 

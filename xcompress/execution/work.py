@@ -58,32 +58,46 @@ def _engine(settings: Settings, model: ModelSettings, dtype: str) -> tuple[Engin
     return engine, checkpoint.load_tokenizer(folder)
 
 
-def _compressor(s: Settings) -> generate.Compressor:
+def compressor(s: Settings) -> generate.Compressor:
+    """The compressor with its engine and prompt."""
     engine, tokenizer = _engine(s, s.compressor, s.compressor.dtype)
     template = load_template(s.compressor.prompt_file, COMPRESSOR_PARTS)
     return generate.Compressor(engine, tokenizer, template, s.compressor, s.generation, s.dataset.segment_size, s.seed)
 
 
-def _reader(s: Settings) -> read.QuestionReader:
+def question_reader(s: Settings) -> read.QuestionReader:
+    """The reader with its engine, prompt and demonstrations."""
     engine, tokenizer = _engine(s, s.reader, s.reading_dtype)
     template, demos = load_template(s.reader.prompt_file, READER_PARTS), load_demos(Path(s.dataset.demos_file))
     return read.QuestionReader(engine, tokenizer, template, demos, s.reader)
 
 
-def _scorer(s: Settings, scoring: ScoringSettings) -> TextScorer:
+def text_scorer(s: Settings, scoring: ScoringSettings, cache: Path | None = None) -> TextScorer:
+    """The reader as what scores texts; ``cache`` holds its bases (by default below the run root)."""
     from xcompress.reader import TextScorer
 
     loaded = checkpoint.load(model_folder(s.reader), s.scoring_dtype, s.reader.device)
-    return TextScorer(loaded, scoring, Path(s.run_root) / "bases", s.reader.batch_tokens)
+    return TextScorer(loaded, scoring, cache or Path(s.run_root) / "bases", s.reader.batch_tokens)
+
+
+def narrowed(s: Settings) -> ScoringSettings:
+    """The method's own variant alone, where not all of them are to be stored."""
+    method = s.method
+    return dataclasses.replace(
+        s.scoring,
+        subspaces={method.subspace: s.scoring.subspaces[method.subspace]},
+        energies=[method.energy],
+        start_token=[method.start_token],
+    )
 
 
 def _generate(s: Settings) -> Work:
-    compressor = _compressor(s)
-    return Work(lambda batch, progress: compressor.candidates(batch.questions, batch.split == "test", progress))
+    writer = compressor(s)
+    return Work(lambda batch, progress: writer.candidates(batch.questions, batch.split == "test", progress))
 
 
 def _score(s: Settings) -> Work:
-    scorer = _scorer(s, s.scoring)
+    scorer = text_scorer(s, s.scoring)
     if s.method.subspace not in scorer.bases:
         raise UsageError(
             f"method.subspace={s.method.subspace} is not there for {s.reader.name}; it has {', '.join(scorer.bases)}"
@@ -102,28 +116,22 @@ def _rivals(s: Settings) -> Work:
 def _stepwise(s: Settings) -> Work:
     """The trajectory that a stepwise method chooses: both models, the reader with the method's own variant alone."""
     method = s.method
-    narrow = dataclasses.replace(
-        s.scoring,
-        subspaces={method.subspace: s.scoring.subspaces[method.subspace]},
-        energies=[method.energy],
-        start_token=[method.start_token],
-    )
-    scorer, compressor = _scorer(s, narrow), _compressor(s)
+    scorer, writer = text_scorer(s, narrowed(s)), compressor(s)
 
     def run(batch: Batch, progress: Progress) -> Rows:
         gate = batch.gate or stepwise.OpenGate()
-        return stepwise.StepwiseCompressor(compressor, scorer, method, gate).run(batch.questions, batch.candidates, progress)
+        return stepwise.StepwiseCompressor(writer, scorer, method, gate).run(batch.questions, batch.candidates, progress)
 
     return Work(run)
 
 
 def _read(s: Settings) -> Work:
-    reader = _reader(s)
+    reader = question_reader(s)
     return Work(lambda batch, progress: reader.read(batch.questions, batch.candidates, progress))
 
 
 def _read_chosen(s: Settings) -> Work:
-    reader = _reader(s)
+    reader = question_reader(s)
     return Work(
         lambda batch, progress: reader.read_chosen(batch.questions, batch.chosen, batch.candidates, batch.answers, progress)
     )

@@ -59,7 +59,11 @@ class Compressor:
         self._tags = [tuple(encode(tokenizer, tag, start=False)) for tag in _TAGS]
 
     def candidates(
-        self, questions: Sequence[Question], sampled: bool = True, progress: Progress | None = None
+        self,
+        questions: Sequence[Question],
+        sampled: bool = True,
+        progress: Progress | None = None,
+        initial: bool = True,
     ) -> list[dict[str, Any]]:
         """Rows of :data:`xcompress.schema.CANDIDATES`, question by question, the initial summary first.
 
@@ -67,9 +71,10 @@ class Compressor:
             questions: each with at least one passage.
             sampled: False draws the initial summary alone (gate calibration).
             progress: called with the number of tokens just generated.
+            initial: False leaves the initial summary out (it was drawn before, and the gate wants the others too).
         """
-        last = self.generation.candidates if sampled else 0
-        trajectories = [_Trajectory(question, k) for question in questions for k in range(last + 1)]
+        numbers = range(0 if initial else 1, (self.generation.candidates if sampled else 0) + 1)
+        trajectories = [_Trajectory(question, k) for question in questions for k in numbers]
         for number in range(1, self.settings.max_rounds + 1):
             waiting = [t for t in trajectories if t.open and len(self.segments(t.question)) >= number]
             if not waiting:

@@ -82,7 +82,7 @@ class QuestionReader:
                     known[row["summary"]] = len(prompts)
                     prompts.append(self.fit_summary(question, row["summary"]))
                 places.append((question.id, "candidate", row["candidate"], known[row["summary"]]))
-        answers = self._answers(prompts, progress)
+        answers = self.answer(prompts, progress)
         return [
             {"question_id": question_id, "source": source, "candidate": candidate, **answers[at]}
             for question_id, source, candidate, at in places
@@ -110,12 +110,12 @@ class QuestionReader:
         by_id = {question.id: question for question in questions}
         fresh = [row for row in chosen if (row["question_id"], row["summary"]) not in known]
         prompts = [self.fit_summary(by_id[row["question_id"]], row["summary"]) for row in fresh]
-        for row, answer in zip(fresh, self._answers(prompts, progress), strict=True):
+        for row, answer in zip(fresh, self.answer(prompts, progress), strict=True):
             known[row["question_id"], row["summary"]] = answer
         own = {"source": "stepwise", "candidate": None}
         return [{**known[row["question_id"], row["summary"]], "question_id": row["question_id"], **own} for row in chosen]
 
-    def _answers(self, prompts: Sequence[Fitted], progress: Progress | None) -> list[dict[str, Any]]:
+    def answer(self, prompts: Sequence[Fitted], progress: Progress | None) -> list[dict[str, Any]]:
         """The columns of an answer for each prompt."""
         if not prompts:
             return []
