@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from xcompress.config import checked_main, compose, to_settings
-from xcompress.fetch import fetch, fetch_hub
+from xcompress.fetch import fetch, fetch_hub, next_steps
 
 
 def main() -> None:
@@ -29,11 +29,8 @@ def main() -> None:
         for line in fetch(dataset, root, only):
             print(line)
     finally:
-        if dataset.by_hand:
-            print(f"by hand: {dataset.by_hand}")
-    for entry in dataset.downloads:
-        if (root / entry.file).exists():
-            print(f"next: python scripts/run.py stages=[prepare] dataset={dataset.name} dataset.path={root / entry.file}")
+        for line in next_steps(dataset, root):
+            print(line)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,13 @@ def fetch(dataset: DatasetSettings, root: Path, only: str | None = None, pause: 
     return lines
 
 
+def next_steps(dataset: DatasetSettings, root: Path) -> list[str]:
+    """What is to be done by hand, and the command that looks at each file that is there."""
+    lines = [f"by hand: {dataset.by_hand}"] if dataset.by_hand else []
+    look = f"next: python scripts/run.py stages=[prepare] dataset={dataset.name} dataset.path="
+    return lines + [f"{look}{root / entry.file}" for entry in dataset.downloads if (root / entry.file).exists()]
+
+
 def _one(entry: DownloadSettings, root: Path, pause: float) -> str:
     path = root / entry.file
     if path.exists():
