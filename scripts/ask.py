@@ -117,9 +117,14 @@ def calibrate(asked: argparse.Namespace, settings: Settings) -> None:
     if source is None:
         raise UsageError("there are no calibration questions: set dataset.calibration_path=FILE")
     from xcompress.controller import XCompress
+    from xcompress.embedded import cache_root
+    from xcompress.health import Health
     from xcompress.stages import prepare
 
-    questions, _ = prepare.load(source, settings.dataset.passages, 0, settings.dataset.calibration_limit)
+    data = settings.dataset
+    questions = list(  # an index of the corpus is kept with the converted models, not in the working folder
+        prepare.stream(source, data.passages, Health(data.passages), cache_root(), limit=data.calibration_limit)
+    )
     with Shown() as shown:
         shown.step("loading the models", 0)
         controller = XCompress.from_settings(settings, answers=False)
