@@ -11,7 +11,7 @@ CHOSEN  = $(strip $(foreach name,experiment dataset reader compressor question i
 
 .DEFAULT_GOAL := help
 TABLES := table1 correlation ablations regret differences specification verdicts
-.PHONY: help setup reproduce-table1 reproduce-all $(TABLES) report publish show-prompt docs test test-fast lint clean
+.PHONY: help setup reproduce-table1 reproduce-all $(TABLES) report publish verify sweep-table show-prompt docs test test-fast lint clean
 
 help: ## Show this list
 	@echo "xcompress: which retrieval summary should my reader get?"; echo
@@ -61,6 +61,12 @@ show-prompt: $(VENV)/.run ## Show one question's prompts as the models see them 
 
 docs: $(VENV)/.test ## Make the API reference from the docstrings (docs/api)
 	@$(BIN)/python scripts/api_reference.py docs/api
+
+verify: $(VENV)/.run ## Check hashes and row counts of the newest run, of RUN=<tables folder>, or of all below RUN=<run root>
+	@$(BIN)/python -m analysis.verify $(RUN)
+
+sweep-table: $(VENV)/.run ## What became of every job of a sweep (SWEEP=results/runs/logs/sweep-..., default the newest)
+	@$(BIN)/python -m analysis.sweep $(or $(SWEEP),$(lastword $(sort $(wildcard results/runs/logs/sweep-*))))
 
 test: $(VENV)/.test lint ## Lint, type-check and run all tests (about 15 minutes on 2 cores)
 	@$(BIN)/python -m pytest

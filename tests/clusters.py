@@ -35,6 +35,11 @@ def small_run(folder: Path, model: Path, questions: int = 12, calibration: int =
     ]
 
 
+def swept(command: list[str], *more: str) -> list[str]:
+    """The command as a sweep (Hydra wants -m before the overrides)."""
+    return [*command[:2], "-m", *command[2:], *more]
+
+
 def finish(command: list[str], timeout: float = 400, **more: str) -> subprocess.CompletedProcess[str]:
     """The command to its end."""
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env={**ENVIRONMENT, **more})

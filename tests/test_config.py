@@ -205,8 +205,9 @@ def test_every_group_of_the_command_line_is_a_folder() -> None:
 
 
 def readme_commands() -> list[str]:
-    """The command lines of scripts/ that the README prints."""
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    """The command lines of scripts/ that the README and the documents print."""
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     return [line.partition("  #")[0].strip() for line in lines if line.startswith("python scripts/")]
 
 
@@ -220,7 +221,7 @@ def test_readme_commands_compose(line: str) -> None:
 def test_the_readme_names_every_choice() -> None:
     """And no choice that does not exist."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for group in ("reader", "compressor", "dataset", "method", "engine", "experiment"):
+    for group in ("reader", "compressor", "dataset", "method", "engine", "execution", "logger", "experiment"):
         (row,) = [line for line in text.splitlines() if line.startswith(f"| `{group}=` |")]
         named = set(re.findall(r"`([a-z0-9_]+)`", row.split("|")[2]))
         assert named == {path.stem for path in (CONFIGS / group).glob("*.yaml")}, group

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from clusters import ENVIRONMENT, finish, shards, small_run, tables, wait_for
+from clusters import ENVIRONMENT, finish, shards, small_run, swept, tables, wait_for
 
 from xcompress.config import ROOT, check_overrides, compose
 from xcompress.jobs import read_status
@@ -37,7 +37,7 @@ def test_a_job_that_cannot_load_its_reader(tmp_path: Path, model_folder: Callabl
     model = model_folder("llama")
     readers = f"reader.model={model},{tmp_path / 'absent'},{model_folder('qwen3')}"
     command = [text for text in small_run(tmp_path, model, 2, 1) if not text.startswith("reader.model")]
-    done = finish([*command, "-m", readers, f"run_root={tmp_path / 'runs'}", *LAUNCHERS[launcher]], timeout=900)
+    done = finish(swept(command, readers, f"run_root={tmp_path / 'runs'}", *LAUNCHERS[launcher]), timeout=900)
     assert done.returncode == 1, done.stderr
     folder = sweep_folder(tmp_path / "runs")
     states = [read_status(folder / str(number)) or {} for number in range(3)]
@@ -64,7 +64,7 @@ def test_a_preempted_job_goes_on(tmp_path: Path, model_folder: Callable[[str], P
     clean = finish([*command, f"run_root={tmp_path / 'clean'}"])
     assert clean.returncode == 0, clean.stderr
     root = tmp_path / "runs"
-    arguments = [*command, "-m", f"run_root={root}", *LAUNCHERS["submitit"]]
+    arguments = swept(command, f"run_root={root}", *LAUNCHERS["submitit"])
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(arguments, stdout=log, stderr=log, env=ENVIRONMENT)
         try:

@@ -134,6 +134,9 @@ def checked_main(main: Callable[[], None]) -> None:
             if _sweep_failed():
                 raise SystemExit(1) from None
             raise
+        except (KeyboardInterrupt, SystemExit):
+            _sweep_failed()
+            raise
         if _sweep_failed():
             raise SystemExit(1)
     except UsageError as error:

@@ -36,7 +36,7 @@ class Remaining:
         self._stage = stage
         self._jobs = deque(jobs)
         self._skipped = skipped
-        self._claims = {folder: Claims(folder.path) for folder in dict.fromkeys(job.folder for job in jobs)}
+        self._claims = {path: Claims(path) for path in dict.fromkeys(job.folder.path for job in jobs)}
         self._contested: set[str] = set()
 
     def take(self, wait: bool = True) -> Job | None:
@@ -48,7 +48,7 @@ class Remaining:
                 if not self._ready(job):
                     self._jobs.append(job)
                     continue
-                if not self._claims[job.folder].take(job.shard.stem):
+                if not self._claims[job.folder.path].take(job.shard.stem):
                     self._contested.add(job.shard.stem)
                     self._jobs.append(job)
                     continue
@@ -77,7 +77,7 @@ class Remaining:
 
     def finished(self, job: Job) -> None:
         """The job's shard is stored."""
-        self._claims[job.folder].give_back(job.shard.stem)
+        self._claims[job.folder.path].give_back(job.shard.stem)
 
     def close(self) -> None:
         """Give back all claims."""
