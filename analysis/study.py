@@ -73,12 +73,13 @@ class Study:
     variants: dict[str, Floats]
 
     def picked(self, name: str, metric: str) -> Floats:
-        """Quality [N] of what a selector reads."""
+        """Quality [N] of what a selector reads; NaN in data sets where it was not run."""
         quality = self.columns[metric]
         if name == "random":
             mean: Floats = quality.mean(1)
             return mean
-        values: Floats = quality[np.arange(len(quality)), self.chosen[name]]
+        picks = self.chosen[name]
+        values: Floats = np.where(picks >= 0, quality[np.arange(len(quality)), picks], np.nan)
         return values
 
     def by_variant(self, name: str, metric: str) -> Floats:
@@ -131,7 +132,14 @@ def load(folder: Path) -> Study:
 
 
 def difference(values: Floats, reference: Floats) -> dict[str, Any]:
-    """A paired difference in points: value, interval, n, exact p, smallest detectable difference."""
+    """A paired difference in points: value, interval, n, exact p, smallest detectable difference.
+
+    Questions of data sets where a side was not run are left out; n counts the others.
+    """
+    both = np.isfinite(values) & np.isfinite(reference)
+    values, reference = values[both], reference[both]
+    if not len(values):
+        return {"value": None, "low": None, "high": None, "n": 0, "reason": "not run", "p": None, "detectable": None}
     estimate = bootstrap_table(np.stack([reference, values], 1), reference=0, **OPTIONS)[1]
     p, least = exact_p(values, reference, OPTIONS["seed"]), minimum_detectable_difference(values - reference)
     return {**_plain(estimate), "p": p, "detectable": least}
@@ -147,9 +155,10 @@ def selection(study: Study) -> list[dict[str, Any]]:
             for metric in ("em", "f1"):
                 base, best = study.columns[metric][part, 0], study.picked("oracle", metric)[part]
                 own = base if selector == "compact" else study.picked(selector, metric)[part]
-                row[metric] = _plain(bootstrap_table(own[:, None], **OPTIONS)[0])
+                run = np.isfinite(own)
+                row[metric] = _plain(bootstrap_table(own[run][:, None], **OPTIONS)[0])
                 row[f"{metric}_difference"] = None if selector == "compact" else difference(own, base)
-                share = bootstrap_ratio(own - base, best - base, **OPTIONS)
+                share = bootstrap_ratio((own - base)[run], (best - base)[run], **OPTIONS)
                 row[f"{metric}_share"] = None if selector in {"compact", "oracle"} else _plain(share)
             rows.append(row)
     return rows

@@ -18,7 +18,7 @@ from xcompress.schema import UsageError
 VARIANTS = ["first_token=True", "first_token=False", "subspace=q_proj", "pooling=mean"]
 
 
-def publish(folder: Path, questions: int, seed: int, unlabelled: int = 0) -> dict[str, Any]:
+def publish(folder: Path, questions: int, seed: int, unlabelled: int = 0, rivals: bool = True) -> dict[str, Any]:
     """Figures of a data set: 3 candidates a question; CompAct is 0, lowest SPS is 1, the oracle the best."""
     generator = np.random.default_rng(seed)
     em = generator.choice([0.0, 100.0], (questions, 3))
@@ -29,7 +29,11 @@ def publish(folder: Path, questions: int, seed: int, unlabelled: int = 0) -> dic
     for at in range(questions):
         for k in range(3):
             chosen = ["compact"] * (k == 0) + ["lowest_sps", "xcompress", "shortest"] * (k == 1)
-            chosen += ["oracle"] * (k == int(em[at].argmax())) + ["lowest_ppl", "lowest_longppl", "longest"] * (k == 2)
+            chosen += ["oracle"] * (k == int(em[at].argmax())) + [
+                "lowest_ppl",
+                "longest",
+                *(["lowest_longppl"] if rivals else []),
+            ] * (k == 2)
             chosen += ["compressor", "question", "confidence", "majority"] * (k == 0)
             known = at >= unlabelled
             records.append(
@@ -79,6 +83,15 @@ def test_pooled_figures_are_those_of_all_questions(tmp_path: Path) -> None:
     before = (tmp_path / "study.json").read_bytes()
     study.main(tmp_path)
     assert (tmp_path / "study.json").read_bytes() == before
+
+
+def test_a_selector_that_one_data_set_lacks(tmp_path: Path) -> None:
+    """Its pooled figure rests on the other data set, and says so by its n; it never reads a wrong candidate."""
+    one, _ = publish(tmp_path / "hotpotqa", 30, 1), publish(tmp_path / "nq", 20, 2, rivals=False)
+    found = {(row["dataset"], row["selector"]): row for row in study.selection(study.load(tmp_path))}
+    assert found["nq", "lowest_longppl"]["em_difference"]["reason"] == "not run"
+    pooled = found["all", "lowest_longppl"]["em_difference"]
+    assert pooled["n"] == 30 and pooled["value"] == pytest.approx((one["em"][:, 2] - one["em"][:, 0]).mean())
 
 
 def test_nothing_published(tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""``results/FINDINGS.md`` from ``analysis/findings.md.jinja`` and the published tables: python -m analysis.findings
+
+Every figure in the findings is looked up when the page is rendered, so none can disagree with the tables; a test renders it
+again and compares.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from analysis.study import ALL, shown
+from xcompress.config import ROOT
+from xcompress.store import write_atomically
+
+TEMPLATE = Path(__file__).parent / "findings.md.jinja"
+
+
+class Figures:
+    """Figures of a published study, as the template asks for them.
+
+    Args:
+        folder: ``results/<reader>`` with ``study.json`` and a folder for each data set.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.study: dict[str, Any] = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+        self.tables = {
+            name: json.loads((folder / name / "table1.json").read_text(encoding="utf-8")) for name in self.study["datasets"]
+        }
+        self.work = {
+            name: json.loads((folder / name / "provenance.json").read_text(encoding="utf-8"))["work"]
+            for name in self.study["datasets"]
+        }
+        self.ablations = {
+            name: json.loads((folder / name / "ablations.json").read_text(encoding="utf-8"))["rows"]
+            for name in self.study["datasets"]
+        }
+        self.specification = {
+            name: (folder / name / "specification.md").read_text(encoding="utf-8").splitlines()
+            for name in self.study["datasets"]
+        }
+
+    @property
+    def datasets(self) -> dict[str, int]:
+        """Questions of each data set."""
+        found: dict[str, int] = self.study["datasets"]
+        return found
+
+    @property
+    def n(self) -> int:
+        """Questions of all data sets."""
+        return sum(self.datasets.values())
+
+    @property
+    def hours(self) -> str:
+        """Processor hours of all stages (one thread)."""
+        seconds = sum(stage["seconds"] for work in self.work.values() for stage in work.values())
+        return f"{seconds / 3600:.1f}"
+
+    def select(self, selector: str, key: str = "em_difference", dataset: str = ALL, digits: int = 1) -> str:
+        """A figure of a selector: ``em``, ``em_difference``, ``f1_difference``, ``em_share``, ..."""
+        (row,) = [r for r in self.study["selection"] if (r["dataset"], r["selector"]) == (dataset, selector)]
+        return shown(row[key], digits, signed=key not in {"em", "f1"})
+
+    def against(self, other: str, metric: str = "em", dataset: str = ALL) -> str:
+        """Lowest SPS minus another selector."""
+        rows = self.study["comparisons"]
+        (row,) = [r for r in rows if (r["dataset"], r["against"], r["metric"]) == (dataset, other, metric)]
+        return shown(row)
+
+    def detectable(self, selector: str, metric: str = "em") -> str:
+        """The smallest difference to CompAct that the pooled questions could have detected."""
+        (row,) = [r for r in self.study["selection"] if (r["dataset"], r["selector"]) == (ALL, selector)]
+        return f"{row[f'{metric}_difference']['detectable']:.1f}"
+
+    def r(self, metric: str, quality: str = "em", form: str = "within", dataset: str = ALL) -> str:
+        """A correlation, with the number of questions that vary."""
+        key = (dataset, metric, quality, form)
+        (row,) = [r for r in self.study["correlations"] if (r["dataset"], r["metric"], r["quality"], r["form"]) == key]
+        return f"{shown(row, 2)} ({row['n']} questions)"
+
+    def explained(self, variant: str = "first_token=True", dataset: str = ALL) -> str:
+        """Share of the variance of SPS that the first token explains."""
+        (row,) = [r for r in self.study["explained"] if (r["variant"], r["dataset"]) == (variant, dataset)]
+        return "n/a" if row["share"] is None else f"{row['share']:.3f}"
+
+    def variant(self, name: str, reference: str = "compact") -> str:
+        """A variant's EM difference to CompAct or to a random candidate."""
+        (row,) = [r for r in self.study["variants"] if r["variant"] == name]
+        return shown(row[reference])
+
+    def layers(self) -> str:
+        """The layers whose SPS reads best and worst against a random candidate."""
+        rows = [r for r in self.study["variants"] if r["variant"].startswith("layer=")]
+        best, worst = max(rows, key=_value), min(rows, key=_value)
+        name = {row["variant"]: row["variant"].partition("=")[2] for row in rows}
+        return (
+            f"best layer {name[best['variant']]}: {shown(best['random'])}; worst layer {name[worst['variant']]}:"
+            f" {shown(worst['random'])}"
+        )
+
+    def gate(self, value: str, dataset: str, key: str = "em_difference") -> str:
+        """A point of a data set's gate curve: EM against CompAct."""
+        (row,) = [r for r in self.ablations[dataset] if r["ablation"].startswith("gate") and r["value"] == value]
+        bounds = {
+            name: row[f"{key}{suffix}"] for name, suffix in (("value", ""), ("low", "_low"), ("high", "_high"), ("n", "_n"))
+        }
+        return shown(bounds)
+
+    def saved(self, value: str, dataset: str) -> str:
+        """Share of the compressor tokens that a point of the gate curve saves against no gate."""
+        rows = {r["value"]: r["compressor_tokens"] for r in self.ablations[dataset] if r["ablation"].startswith("gate")}
+        return f"{1 - rows[value] / rows['0.0']:.0%}"
+
+    def skipped(self, dataset: str) -> str:
+        """Questions whose initial summary the gate kept."""
+        (row,) = [r for r in self.tables[dataset]["rows"] if r["method"] == "xcompress"]
+        return f"{row['gate_skipped']} of {row['n']}"
+
+    def curve(self, dataset: str) -> str:
+        """The two sentences of a data set's specification curve."""
+        return " ".join(line for line in self.specification[dataset] if " variants (" in line or line.startswith("Median"))
+
+
+def _value(row: dict[str, Any]) -> float:
+    return float(row["random"]["value"])
+
+
+def render(folder: Path) -> str:
+    """The findings of a reader."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(f=Figures(folder))
+
+
+if __name__ == "__main__":
+    target = ROOT / "results" / "FINDINGS.md"
+    write_atomically(target, render(ROOT / "results" / "smollm2_135m").encode())
+    print(target)
