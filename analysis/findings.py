@@ -1,22 +1,25 @@
-"""``results/FINDINGS.md`` from ``analysis/findings.md.jinja`` and the published tables: python -m analysis.findings
+"""The pages that speak about the published study, from templates and tables: python -m analysis.findings
 
-Every figure in the findings is looked up when the page is rendered, so none can disagree with the tables; a test renders it
-again and compares.
+``results/FINDINGS.md``, ``results/README.md`` and the headline of the front page. Every figure is looked up when a page is
+rendered, so none can disagree with the tables; a test renders them again and compares.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from analysis.study import ALL, shown
+from analysis.study import ALL, SELECTORS, shown
 from xcompress.config import ROOT
 from xcompress.store import write_atomically
 
-TEMPLATE = Path(__file__).parent / "findings.md.jinja"
+TEMPLATES = Path(__file__).parent
+START, END = "<!-- study: python -m analysis.findings -->\n", "<!-- end of study -->"
+HEADLINE = ("random", "shortest", "lowest_ppl", "lowest_sps", "xcompress", "oracle")
 
 
 class Figures:
@@ -130,14 +133,27 @@ def _value(row: dict[str, Any]) -> float:
     return float(row["random"]["value"])
 
 
-def render(folder: Path) -> str:
-    """The findings of a reader."""
+def render(template: str, folder: Path, selectors: Sequence[str] = tuple(SELECTORS)) -> str:
+    """A template over the published tables of one reader; ``labels`` holds the selectors it shows."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(f=Figures(folder))
+    text = environment.from_string((TEMPLATES / template).read_text(encoding="utf-8"))
+    return text.render(f=Figures(folder), labels={name: SELECTORS[name] for name in selectors})
+
+
+def pages(root: Path) -> dict[Path, str]:
+    """Every page and what it must hold."""
+    folder = root / "results" / "smollm2_135m"
+    front = (root / "README.md").read_text(encoding="utf-8")
+    before, _, rest = front.partition(START)
+    after = rest.partition(END)[2]
+    return {
+        root / "results" / "FINDINGS.md": render("findings.md.jinja", folder),
+        root / "results" / "README.md": render("results.md.jinja", folder),
+        root / "README.md": f"{before}{START}{render('headline.md.jinja', folder, HEADLINE)}{END}{after}",
+    }
 
 
 if __name__ == "__main__":
-    target = ROOT / "results" / "FINDINGS.md"
-    write_atomically(target, render(ROOT / "results" / "smollm2_135m").encode())
-    print(target)
+    for path, text in pages(ROOT).items():
+        write_atomically(path, text.encode())
+        print(path)

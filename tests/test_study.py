@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import study
+from analysis import findings, study
 from analysis.stats import within_group_pearson
+from xcompress.config import ROOT
 from xcompress.schema import UsageError
 
 VARIANTS = ["first_token=True", "first_token=False", "subspace=q_proj", "pooling=mean"]
@@ -98,3 +100,33 @@ def test_nothing_published(tmp_path: Path) -> None:
     """One sentence."""
     with pytest.raises(UsageError, match=r"numbers\.parquet; publish runs first"):
         study.load(tmp_path)
+
+
+@pytest.mark.skipif(not (ROOT / "results" / "smollm2_135m" / "study.json").is_file(), reason="no study is published")
+def test_pages_say_what_the_tables_say() -> None:
+    """Findings, results page and headline are what their templates and the published tables give, figure by figure."""
+    for path, text in findings.pages(ROOT).items():
+        assert path.read_text(encoding="utf-8") == text, f"{path} is stale: run `python -m analysis.findings`"
+
+
+@pytest.mark.skipif(not (ROOT / "results" / "smollm2_135m" / "study.json").is_file(), reason="no study is published")
+def test_the_study_comes_from_the_published_figures(tmp_path: Path) -> None:
+    """One command makes the tables over all data sets again from what is in the repository."""
+    folder = ROOT / "results" / "smollm2_135m"
+    record = study.study(folder)
+    assert json.loads(json.dumps(record)) == json.loads((folder / "study.json").read_text(), parse_constant=pytest.fail)
+    for name, n in record["datasets"].items():
+        rows = json.loads((folder / name / "table1.json").read_text())["rows"]
+        table = {row["method"]: row for row in rows}
+        for row in (r for r in record["selection"] if r["dataset"] == name):
+            if row["em"]["value"] is None:
+                continue
+            assert row["em"]["value"] == pytest.approx(table[row["selector"]]["em"]) and row["em"]["n"] == n
+
+
+def test_no_figure_is_written_by_hand() -> None:
+    """The templates hold no decimal figure of ours: only the paper's, and what defines the set-up."""
+    for name in ("findings", "results", "headline"):
+        text = (findings.TEMPLATES / f"{name}.md.jinja").read_text(encoding="utf-8")
+        plain = re.sub(r"\{[{%].*?[%}]\}", "", text)
+        assert set(re.findall(r"[+-]?\d+\.\d+", plain)) <= {"+3.6", "0.56", "0.65", "0.50", "0.75"}, name
