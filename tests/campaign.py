@@ -5,6 +5,7 @@ Every attempt is a process of its own (forked, so that it need not import everyt
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import resource
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from clusters import STAGES, shards, small_run, tables
 
 from analysis.verify import verify
@@ -24,6 +26,10 @@ from xcompress.config import compose, run_config
 from xcompress.schema import UsageError
 
 USAGE_ERROR = 2
+PRELOADED = (
+    *("analysis.report", "xcompress.pipeline", "xcompress.engines.hf", "xcompress.reader", "hydra.core.hydra_config"),
+    *("transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto", "xcompress.tracking"),
+)
 
 
 class Campaign:
@@ -39,6 +45,8 @@ class Campaign:
         self.folder = folder
         self.draw = random.Random(seed)
         self.counts: Counter[str] = Counter()
+        for name in PRELOADED:  # once here instead of in every attempt
+            importlib.import_module(name)
         self.overrides = [text for text in small_run(folder, model, 8, 2)[2:] if not text.startswith("run_root")]
         started = time.monotonic()
         assert self.attempt(folder / "clean") == 0, self.log()
@@ -58,6 +66,7 @@ class Campaign:
                 with (self.folder / "log").open("ab") as log:
                     os.dup2(log.fileno(), 1)
                     os.dup2(log.fileno(), 2)
+                torch.set_num_threads(1)
                 before()
                 run_config(compose([*self.overrides, f"run_root={root}"]))
                 code = 0

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from clusters import ENVIRONMENT, finish, shards, small_run, tables, wait_for
+
+from xcompress.config import compose, to_settings
+from xcompress.execution.ray import Ray
+from xcompress.schema import UsageError
+from xcompress.settings import Settings
 
 ACTORS = ("execution=ray", "execution.actors=2", "execution.num_cpus=1", "execution.patience_seconds=120")
 
@@ -83,6 +91,49 @@ def actors() -> list[int]:
         except OSError:
             continue  # it has just ended
     return found
+
+
+def laptop(*more: str) -> Settings:
+    """Settings of the laptop experiment."""
+    return to_settings(compose(["experiment=laptop", *more]))
+
+
+class Nothing:
+    """No jobs."""
+
+    def take(self, wait: bool = True) -> None:
+        """None."""
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"execution=ray needs Ray: pip install 'xcompress\[ray\]'; or set execution=local"):
+        next(Ray().run(laptop(), "generate", Nothing(), print))
+
+
+def test_no_cluster_at_the_address() -> None:
+    """Said at once; Ray itself would look for it for minutes."""
+    begun = time.monotonic()
+    with pytest.raises(UsageError, match=r"execution\.address=127\.0\.0\.1:9: no Ray cluster answers there"):
+        next(Ray(address="127.0.0.1:9").run(laptop(), "generate", Nothing(), print))
+    assert time.monotonic() - begun < 60
+
+
+def test_settings_as_the_actors_have_them() -> None:
+    """Devices follow num_gpus, batch settings are those of the execution, and identities see neither of the latter."""
+    settings = laptop("reader.device=auto", "compressor.device=auto")
+    assert Ray().adapt(settings).reader.device == "cpu"
+    on_gpus = Ray(num_gpus=1, cache_gb=9, prefill_tokens=77, batch_tokens=88).adapt(settings)
+    assert (on_gpus.reader.device, on_gpus.compressor.device) == ("cuda", "cuda")
+    assert (on_gpus.engine["cache_gb"], on_gpus.engine["prefill_tokens"], on_gpus.reader.batch_tokens) == (9, 77, 88)
+    assert Ray(num_gpus=1).adapt(laptop("reader.device=cpu")).reader.device == "cpu", "what is set is kept"
+    with pytest.raises(UsageError, match=r"execution\.cache_gb: this engine has no such setting"):
+        Ray(cache_gb=1).adapt(dataclasses.replace(settings, engine={"_target_": "x"}))
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match=r"reader\.dtype=auto cannot be told here"):
+            Ray(num_gpus=1).adapt(laptop("reader.device=auto", "reader.dtype=auto"))
+    with pytest.raises(UsageError, match="1 or more"):
+        Ray(actors=0)
 
 
 @pytest.mark.slow
