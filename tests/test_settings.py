@@ -35,7 +35,7 @@ from xcompress.settings import (
 )
 
 ROOT = Path(__file__).parents[1]
-GROUPS = ("reader", "compressor", "dataset", "engine", "method", "execution", "logger", "experiment")
+GROUPS = ("reader", "compressor", "dataset", "engine", "method", "execution", "logger", "selectors", "experiment")
 CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONFIGS / group).glob("*.yaml"))]
 NESTED = {
     "reader": ReaderSettings,
