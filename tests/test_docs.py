@@ -72,6 +72,7 @@ def test_commands_are_right(checkout: Path, document: str) -> None:
         f"for words in {found!r}:\n"
         "    if words[1] == 'scripts/run.py': check_overrides(words[2:])\n"
         "    elif words[1] == 'scripts/ask.py': ask.configuration(ask.parse(words[2:]).overrides)\n"
+        "    elif words[1] == 'scripts/fetch_data.py': check_overrides(words[2:])\n"
         "    else: raise SystemExit(f'not checked: {words}')\n"
     )
     done = run(checkout, [sys.executable, "-c", check])
