@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import synthetic
 
@@ -264,9 +265,14 @@ def test_a_page_is_not_published(made: tuple[Any, Path], tmp_path: Path) -> None
     _, folder = made
     target = publish(folder, tmp_path)
     assert {"report.html", "questions.parquet", "candidates.parquet"} <= {path.name for path in folder.iterdir()}
-    assert {path.suffix for path in target.iterdir()} == {".md", ".csv", ".json", ".svg", ".yaml"}
+    assert {path.suffix for path in target.iterdir()} == {".md", ".csv", ".json", ".svg", ".yaml", ".parquet"}
     question = made[0].questions[5].question
-    assert not [path for path in target.iterdir() if question in path.read_text(encoding="utf-8")]
+    texts = [path.read_text(encoding="utf-8") for path in target.iterdir() if path.suffix != ".parquet"]
+    assert not [text for text in texts if question in text]
+    (numbers,) = target.glob("*.parquet")
+    assert question not in str(pq.read_table(numbers).to_pylist()) and question in str(
+        pq.read_table(folder / "candidates.parquet").to_pylist()
+    )
 
 
 def test_an_installed_package_has_all_parts_of_the_page() -> None:
