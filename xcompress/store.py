@@ -48,7 +48,8 @@ def write_atomically(path: Path, data: bytes, durable: bool = True) -> None:
                 os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk does not say where
+        if error.errno is not None:
+            error.filename = error.filename or str(path)  # a full disk does not say where
         raise
     finally:
         with contextlib.suppress(OSError):
