@@ -242,7 +242,7 @@ def test_a_sweep_goes_on_after_a_failed_job(tmp_path: Path, overrides: list[str]
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode != 0
-    assert "this job failed: model folder" in done.stdout + done.stderr and "does not exist" in done.stderr
+    assert "this job failed: model folder" in done.stdout and "does not exist; give the path" in done.stdout + done.stderr
     assert len(list((tmp_path / "sweep" / "tables").glob("*/table1.json"))) == 1
 
 
