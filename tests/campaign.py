@@ -19,13 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from clusters import STAGES, shards, small_run, tables
+from clusters import STAGES, pause, shards, small_run, tables
 
 from analysis.verify import verify
 from xcompress.config import compose, run_config
 from xcompress.schema import UsageError
 
 USAGE_ERROR = 2
+STEP = 20  # at most so many shards more until the next kill
 PRELOADED = (
     *("analysis.report", "xcompress.pipeline", "xcompress.engines.hf", "xcompress.reader", "hydra.core.hydra_config"),
     *("transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto", "xcompress.tracking"),
@@ -48,17 +49,22 @@ class Campaign:
         for name in PRELOADED:  # once here instead of in every attempt
             importlib.import_module(name)
         self.overrides = [text for text in small_run(folder, model, 8, 2)[2:] if not text.startswith("run_root")]
-        started = time.monotonic()
         assert self.attempt(folder / "clean") == 0, self.log()
-        self.seconds = time.monotonic() - started
         self.clean = tables(folder / "clean"), shards(folder / "clean")
 
     def log(self) -> str:
         """What the last attempts printed."""
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")[-4000:]
 
-    def attempt(self, root: Path, kill_after: float | None = None, before: Callable[[], None] = lambda: None) -> int:
-        """One process; its exit code, minus the signal that ended it."""
+    def attempt(self, root: Path, kill_at: int | None = None, before: Callable[[], None] = lambda: None) -> int:
+        """One process; its exit code, minus the signal that ended it.
+
+        Args:
+            root: of the run.
+            kill_at: SIGKILL a moment after so many shards are there. Counted in shards, not in seconds, so that kills fall into
+                every stage however fast the machine is.
+            before: done in the process first.
+        """
         child = os.fork()
         if child == 0:
             code = 1
@@ -77,8 +83,13 @@ class Campaign:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             finally:
                 os._exit(code)
-        if kill_after is not None:
-            time.sleep(kill_after)
+        if kill_at is not None:
+            while len(shards(root)) < kill_at:
+                if (ended := os.waitpid(child, os.WNOHANG))[0]:
+                    return os.waitstatus_to_exitcode(ended[1])
+                time.sleep(0.002)
+            # The tables take seconds after the last shard, and some attempts must get through them.
+            pause(self.draw, 3.0 if kill_at >= len(self.clean[1]) else 0.1)
             os.kill(child, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -88,17 +99,19 @@ class Campaign:
         self.counts[f"{what}: {'equal' if same else 'DIFFERENT'}"] += 1
 
     def kills(self, wanted: int) -> None:
-        """SIGKILL at random times until it has happened so often; finished runs are compared and begun anew."""
+        """SIGKILL at random points until it has happened so often; finished runs are compared and begun anew."""
         root, done = self.folder / "killed", 0
         while done < wanted:
             before = set(shards(root))
-            code = self.attempt(root, kill_after=self.draw.uniform(0.02, 0.8 * self.seconds))
+            code = self.attempt(root, kill_at=min(len(before) + self.draw.randint(0, STEP), len(self.clean[1])))
             if code == -signal.SIGKILL:
                 done += 1
                 self.counts[f"killed in {self._stage(root)}"] += 1
                 self.counts["shards lost by a kill"] += len(before - set(shards(root)))
                 if any((root / stage).is_dir() for stage in STAGES):
-                    self.counts["half-written files after a kill"] += len(verify(root).damaged)
+                    damaged = verify(root).damaged
+                    self.counts["half-written files after a kill"] += len(damaged)
+                    print(*damaged, sep="\n", file=sys.stderr)
                 continue
             assert code == 0, self.log()
             self._finish(root)
@@ -136,7 +149,7 @@ class Campaign:
     def clock(self) -> None:
         """Half a run, all its files from the future (the clock was set back), then from 1970."""
         root = self.folder / "clock"
-        while self.attempt(root, kill_after=0.5 * self.seconds) == 0:
+        while self.attempt(root, kill_at=len(self.clean[1]) // 2) == 0:
             shutil.rmtree(root)
         kept = set(shards(root))
         for moment in (time.time() + 10 * 365 * 86400, 0.0):

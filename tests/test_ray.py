@@ -20,6 +20,7 @@ from xcompress.execution.ray import Ray
 from xcompress.schema import UsageError
 from xcompress.settings import Settings
 
+QUESTIONS = 250
 ACTORS = ("execution=ray", "execution.actors=2", "execution.num_cpus=1", "execution.patience_seconds=120")
 
 
@@ -139,7 +140,8 @@ def test_settings_as_the_actors_have_them() -> None:
 @pytest.mark.slow
 def test_an_actor_and_a_node_die(cluster: TwoNodes, tmp_path: Path, model_folder: Callable[[str], Path]) -> None:
     """SIGKILL to an actor while summaries are made, to a node while they are scored: nothing is lost, doubled or changed."""
-    command = small_run(tmp_path, model_folder("llama"), questions=40, calibration=4)
+    # So many that a stage lasts seconds: the node must die while it is at work.
+    command = small_run(tmp_path, model_folder("llama"), questions=QUESTIONS, calibration=4)
     local = finish([*command, f"run_root={tmp_path / 'local'}"])
     assert local.returncode == 0, local.stderr
     root = tmp_path / "ray"
@@ -163,4 +165,4 @@ def test_an_actor_and_a_node_die(cluster: TwoNodes, tmp_path: Path, model_folder
     assert tables(root) == tables(tmp_path / "local")
     assert shards(root) == shards(tmp_path / "local"), "the same shards, each once"
     again = finish([*command, f"run_root={root}"])
-    assert again.returncode == 0 and "all 40 questions are there already" in again.stderr + again.stdout
+    assert again.returncode == 0 and f"all {QUESTIONS} questions are there already" in again.stderr + again.stdout

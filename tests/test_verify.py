@@ -108,6 +108,17 @@ def test_leftovers_are_notes(root: Path) -> None:
     assert found.damaged == [] and len(found.notes) == 2
 
 
+def test_a_run_stopped_before_its_first_shard_or_amid_its_tables_is_unfinished(root: Path) -> None:
+    (root / "candidates" / "other-0123456789ab").mkdir()
+    for name in ("checksums.json", "provenance.json"):
+        (tables_of(root) / name).unlink()
+    found = verify(root)
+    assert found.damaged == [] and len(found.notes) == 2
+    (folder,) = (root / "answers").iterdir()
+    (folder / "identity.json").unlink()
+    assert verify(root).damaged == [f"{folder / 'identity.json'}: missing"], "rows that nobody can tell the origin of"
+
+
 def test_the_command(root: Path) -> None:
     """Exit code 0, 1 and 2."""
 
