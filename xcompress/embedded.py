@@ -52,7 +52,7 @@ def smollm2_135m() -> str:
 
 
 def gemma3_270m() -> str:
-    """Folder of Gemma 3 270M (base model), converted on first use. Its use is bound to the Gemma terms (ai.google.dev/gemma/terms).
+    """Folder of Gemma 3 270M (base model), converted on first use. Gemma's terms of use apply (ai.google.dev/gemma/terms).
 
     Raises:
         UsageError: the packages that carry it are not installed, or their parts do not add up to the file that is known.
@@ -87,8 +87,8 @@ def _join(parts: Sequence[Path], whole: Path, sha256: str) -> None:
             file.write(data)
     if found.hexdigest() != sha256:
         raise UsageError(
-            f"{parts[0].parent} and the other parts do not add up to the known file (SHA-256 {found.hexdigest()}, not {sha256});"
-            f" install them again: pip install --force-reinstall --no-cache-dir {GEMMA_PACKAGE}"
+            f"{parts[0].parent} and the other parts do not add up to the known file (SHA-256 {found.hexdigest()}, not"
+            f" {sha256}); install them again: pip install --force-reinstall --no-cache-dir {GEMMA_PACKAGE}"
         )
 
 
