@@ -142,7 +142,7 @@ def difference(values: Floats, reference: Floats) -> dict[str, Any]:
         return {"value": None, "low": None, "high": None, "n": 0, "reason": "not run", "p": None, "detectable": None}
     estimate = bootstrap_table(np.stack([reference, values], 1), reference=0, **OPTIONS)[1]
     p, least = exact_p(values, reference, OPTIONS["seed"]), minimum_detectable_difference(values - reference)
-    return {**_plain(estimate), "p": p, "detectable": least}
+    return {**plain(estimate), "p": p, "detectable": least}
 
 
 def selection(study: Study) -> list[dict[str, Any]]:
@@ -156,10 +156,10 @@ def selection(study: Study) -> list[dict[str, Any]]:
                 base, best = study.columns[metric][part, 0], study.picked("oracle", metric)[part]
                 own = base if selector == "compact" else study.picked(selector, metric)[part]
                 run = np.isfinite(own)
-                row[metric] = _plain(bootstrap_table(own[run][:, None], **OPTIONS)[0])
+                row[metric] = plain(bootstrap_table(own[run][:, None], **OPTIONS)[0])
                 row[f"{metric}_difference"] = None if selector == "compact" else difference(own, base)
                 share = bootstrap_ratio((own - base)[run], (best - base)[run], **OPTIONS)
-                row[f"{metric}_share"] = None if selector in {"compact", "oracle"} else _plain(share)
+                row[f"{metric}_share"] = None if selector in {"compact", "oracle"} else plain(share)
             rows.append(row)
     return rows
 
@@ -188,14 +188,14 @@ def correlations(study: Study) -> list[dict[str, Any]]:
             for metric in METRICS:
                 x = -_values(study, metric).ravel()[part]
                 about = {"dataset": name, "metric": metric, "quality": quality}
-                rows.append({**about, "form": "within", **_plain(within_group_pearson(x, y, groups[part], **OPTIONS))})
+                rows.append({**about, "form": "within", **plain(within_group_pearson(x, y, groups[part], **OPTIONS))})
                 if metric != "tokens":
                     given = partial_pearson(x, y, length, groups[part], **OPTIONS)
-                    rows.append({**about, "form": "partial", **_plain(given)})
+                    rows.append({**about, "form": "partial", **plain(given)})
             for other in ("nll", "longppl"):
                 x, rival = (-_values(study, metric).ravel()[part] for metric in ("sps", other))
                 found = within_correlation_difference(x, rival, y, groups[part], **OPTIONS)
-                rows.append({"dataset": name, "metric": f"sps-{other}", "quality": quality, "form": "within", **_plain(found)})
+                rows.append({"dataset": name, "metric": f"sps-{other}", "quality": quality, "form": "within", **plain(found)})
     return rows
 
 
@@ -227,7 +227,8 @@ def variants(study: Study) -> list[dict[str, Any]]:
     return rows
 
 
-def _plain(estimate: Estimate) -> dict[str, Any]:
+def plain(estimate: Estimate) -> dict[str, Any]:
+    """An estimate as a record: value, interval, number of questions, why there is none."""
     return {
         "value": estimate.value,
         "low": estimate.low,

@@ -78,7 +78,10 @@ def test_checks_load_no_model_code() -> None:
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
-        (["reader=llama3_8"], "reader=llama3_8 does not exist; did you mean llama3_8b? Choices: gemma3_12b, gemma3_270m, llama3_8b"),
+        (
+            ["reader=llama3_8"],
+            "reader=llama3_8 does not exist; did you mean llama3_8b? Choices: gemma3_12b, gemma3_270m, llama3_8b",
+        ),
         (["dataset=hotpot"], "dataset=hotpot does not exist; did you mean hotpotqa?"),
         (["experiment=lapto"], "did you mean laptop?"),
         (["engine=tensorflow"], "engine=tensorflow does not exist; Choices: hf"),

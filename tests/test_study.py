@@ -53,6 +53,22 @@ def publish(folder: Path, questions: int, seed: int, unlabelled: int = 0, rivals
     return {"em": em[unlabelled:], "sps": sps[unlabelled:], "variants": variants[unlabelled:]}
 
 
+def alike(found: Any, expected: Any, place: str = "") -> None:
+    """The same record; numbers to nine digits, since the last ones are the processor's."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), place
+        for key, value in expected.items():
+            alike(found[key], value, f"{place}.{key}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), place
+        for at, value in enumerate(expected):
+            alike(found[at], value, f"{place}[{at}]")
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-9), place
+    else:
+        assert found == expected, place
+
+
 def test_pooled_figures_are_those_of_all_questions(tmp_path: Path) -> None:
     """Two data sets: every pooled mean is over the questions of both; mini and other methods' folders are left out."""
     one, two = publish(tmp_path / "hotpotqa", 30, 1), publish(tmp_path / "nq", 50, 2, unlabelled=7)
@@ -114,7 +130,7 @@ def test_the_study_comes_from_the_published_figures(tmp_path: Path) -> None:
     """One command makes the tables over all data sets again from what is in the repository."""
     folder = ROOT / "results" / "smollm2_135m"
     record = study.study(folder)
-    assert json.loads(json.dumps(record)) == json.loads((folder / "study.json").read_text(), parse_constant=pytest.fail)
+    alike(record, json.loads((folder / "study.json").read_text(), parse_constant=pytest.fail))
     for name, n in record["datasets"].items():
         rows = json.loads((folder / name / "table1.json").read_text())["rows"]
         table = {row["method"]: row for row in rows}
