@@ -11,12 +11,13 @@ import logging
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from xcompress.schema import UsageError
 
@@ -171,7 +172,24 @@ class Loaded:
             raise UsageError(f"{self.name} ({self.text_config.model_type}) computes its logits in an unknown way")
 
 
-_cache: OrderedDict[tuple[str, str, str], Loaded] = OrderedDict()
+_cache: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+T = TypeVar("T")
+
+
+def hold(key: tuple[Any, ...], make: Callable[[], T], keep: int = 1) -> T:
+    """What ``make`` returns, from memory if it was made under this key before.
+
+    For engines that hold a model elsewhere (in another process). They count among the ``keep`` of :func:`load`: one is released
+    before a model is loaded, and the other way round, so that a GPU never has to hold both unless somebody still uses both.
+    """
+    if key in _cache:
+        _cache.move_to_end(key)
+        found: T = _cache[key]
+        return found
+    release(keep - 1)
+    made = make()
+    _cache[key] = made
+    return made
 
 
 def pick_device(device: str) -> str:
@@ -228,15 +246,14 @@ def load(folder: Path, dtype: str = "auto", device: str = "auto", keep: int = 1)
     Raises:
         UsageError: the folder cannot be loaded, a weight is missing, or the device lacks the memory.
     """
-    import torch
-
     device = pick_device(device)
     dtype = pick_dtype(dtype, device, folder)
-    key = (str(folder), dtype, device)
-    if key in _cache:
-        _cache.move_to_end(key)
-        return _cache[key]
-    release(keep - 1)
+    return hold((str(folder), dtype, device), lambda: _load(folder, dtype, device), keep)
+
+
+def _load(folder: Path, dtype: str, device: str) -> Loaded:
+    import torch
+
     log.info("loading %s (%s, %s)", model_name(folder), dtype, device)
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -271,7 +288,6 @@ def load(folder: Path, dtype: str = "auto", device: str = "auto", keep: int = 1)
     model.eval().requires_grad_(False)
     loaded = Loaded(folder, model.to(device), load_tokenizer(folder), getattr(torch, dtype), torch.device(device))
     loaded.check_head()
-    _cache[key] = loaded
     return loaded
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from xcompress.schema import UsageError
 
@@ -102,6 +102,13 @@ def derive_seed(seed: int, *parts: object) -> int:
     """
     text = "\x1f".join([str(seed), *map(str, parts)])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def cut(tokenizer: Any, tokens: Sequence[int], stop: Sequence[str]) -> str:
+    """The text of generated ids, up to the first stop text and without special tokens; the same for every engine."""
+    text = str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    cuts = [text.index(end) for end in stop if end in text]
+    return text[: min(cuts)] if cuts else text
 
 
 def check_length(request: Request, max_context: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xcompress import checkpoint
+from xcompress.engines import choose
 from xcompress.engines.base import Progress
 from xcompress.execution.base import Done, Jobs
 from xcompress.execution.work import make
@@ -21,8 +22,8 @@ class Local:
     price_per_hour: float | None = None
 
     def adapt(self, settings: Settings) -> Settings:
-        """As they are."""
-        return settings
+        """The engine that runs on this machine, all else as it is."""
+        return choose.resolve(settings)
 
     def run(self, settings: Settings, stage: str, jobs: Jobs, progress: Progress) -> Iterator[Done]:
         """The jobs in order. The model is loaded once; stages with the same model share it."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xcompress import checkpoint
+from xcompress.engines import choose
 from xcompress.engines.base import Engine, Progress
 from xcompress.execution.base import Batch, Rows, Work
 from xcompress.prompts import COMPRESSOR_PARTS, READER_PARTS, load_demos, load_template
@@ -52,7 +53,8 @@ def _engine(settings: Settings, model: ModelSettings, dtype: str) -> tuple[Engin
     from hydra.utils import instantiate
 
     folder = model_folder(model)
-    engine: Engine = instantiate(dict(settings.engine), folder=folder, dtype=dtype, device=model.device, _convert_="all")
+    chosen = choose.resolve(settings).engine
+    engine: Engine = instantiate(dict(chosen), folder=folder, dtype=dtype, device=model.device, _convert_="all")
     if not engine.reproducible:
         log.warning("engine %s cannot promise to repeat sampled texts; engine=hf can", engine.name)
     return engine, checkpoint.load_tokenizer(folder)
