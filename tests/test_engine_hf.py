@@ -24,7 +24,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from xcompress.checkpoint import Loaded, load, stop_ids
 from xcompress.engines import hf
-from xcompress.engines.base import Draw, Engine, Generation, Request, check_length
+from xcompress.engines.base import Draw, Engine, Generation, Request, check_length, text_until
 from xcompress.engines.hf import HFEngine, open_engine
 from xcompress.schema import UsageError
 

@@ -17,7 +17,7 @@ import torch
 
 from xcompress.attention import Chunk, SharedPrefix, use
 from xcompress.checkpoint import Loaded, load, stop_ids
-from xcompress.engines.base import Draw, Generation, Progress, Request, check_length, cut
+from xcompress.engines.base import Draw, Generation, Progress, Request, check_length, text_until
 from xcompress.engines.beam import Beam, Beams, Continuation
 from xcompress.engines.grouping import Group, batches, share_prefixes
 from xcompress.engines.sampling import choose, penalise, uniforms
@@ -346,7 +346,7 @@ class HFEngine:
             raise UsageError(f"{where}: {self.loaded.name} gives non-finite logits in {self.loaded.dtype}; use float32")
 
     def _decode(self, tokens: Sequence[int], stop: Sequence[str] = ()) -> str:
-        return cut(self.tokenizer, tokens, stop)
+        return text_until(self.tokenizer, tokens, stop)
 
 
 def _chunks(lengths: Sequence[int], per_group: int, budget: int) -> Iterator[Chunk]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from xcompress import checkpoint
-from xcompress.engines.base import Generation, Progress, Request, check_length, cut
+from xcompress.engines.base import Generation, Progress, Request, check_length, text_until
 from xcompress.schema import UsageError
 from xcompress.settings import Settings
 
@@ -102,7 +102,7 @@ class VLLMEngine:
             tokens, logprobs = tokens[:-1], logprobs[:-1]
         total = math.fsum(logprobs)
         self._check_finite(total)
-        return Generation(cut(self.tokenizer, tokens, request.stop), tuple(tokens), finish_reason, total)
+        return Generation(text_until(self.tokenizer, tokens, request.stop), tuple(tokens), finish_reason, total)
 
     def token_logprobs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """See :class:`xcompress.engines.base.Engine`. vLLM computes every prompt whose tokens it scores from its start."""
