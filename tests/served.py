@@ -105,8 +105,9 @@ def forward_to(base_url: str) -> Callable[[str, Any, dict[str, str]], Answer]:
     def answer(path: str, body: Any, headers: dict[str, str]) -> Answer:
         data = None if body is None else json.dumps(body).encode()
         url = base_url.removesuffix("/v1") + path
+        kept = {name: value for name, value in headers.items() if name in {"Content-Type", "Authorization"}}
         try:
-            with opener.open(HTTPRequest(url, data, {"Content-Type": "application/json"}), timeout=300) as response:
+            with opener.open(HTTPRequest(url, data, kept), timeout=300) as response:
                 return response.status, response.read(), {}
         except HTTPError as error:
             return error.code, error.read(), {}

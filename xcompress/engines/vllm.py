@@ -133,7 +133,7 @@ class VLLMEngine:
 
 NO_BEAMS = (
     "engine={name} cannot do the beam search of the authors' release (its penalty applies to the scores of beams);"
-    " set engine=hf for this method, or method.options=samples"
+    " set engine=hf for this method, or method.options=sampled"
 )
 
 
