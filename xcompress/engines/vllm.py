@@ -7,6 +7,7 @@ needed to import this module.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -197,6 +198,8 @@ class _Process:
 
     def __init__(self, device: str, options: Mapping[str, Any]) -> None:
         self.connection, theirs = Pipe()
+        self._busy = False
+        self._said_something = False  # its output is then kept, since a sentence names the file
         self.output: IO[bytes] = tempfile.NamedTemporaryFile(prefix="xcompress-vllm-", suffix=".log", delete=False)  # noqa: SIM115
         root = str(Path(__file__).resolve().parents[2])
         environment = {
@@ -232,15 +235,18 @@ class _Process:
             UsageError: vLLM refuses it, or the process has ended; the engine is of no use after that.
         """
         try:
+            self._busy = True
             self.connection.send((what, items))
             while True:
                 kind, content = self.connection.recv()
                 if kind == "done":
+                    self._busy = False
                     return content
                 if kind == "progress":
                     if progress is not None:
                         progress(content)
                 else:
+                    self._busy = False
                     raise UsageError(self._sentence(content))
         except (EOFError, OSError) as error:
             code = self._wait()
@@ -249,6 +255,7 @@ class _Process:
             raise UsageError(self._sentence(f"the process {how}{hint}")) from error
 
     def _sentence(self, why: str) -> str:
+        self._said_something = True
         advice = ""
         if any(word in why.lower() for word in ("memory", "kv cache")):
             advice = "; see engine.gpu_memory_utilization, engine.cache_gb and engine.max_context"
@@ -263,10 +270,14 @@ class _Process:
 
     def end(self) -> None:
         """End the process and wait until it has: only then is its memory free."""
-        self.connection.close()  # it ends when nobody is at the other end
-        code = self._wait()
+        if not self._busy:
+            with contextlib.suppress(OSError):
+                self.connection.send(("end", None))  # it ends the processes of its own (one a GPU), then itself
+                self._wait()
+        self.connection.close()  # in the middle of a question it ends because nobody is at the other end
+        self._wait()
         self.output.close()
-        if code == 0:
+        if not self._said_something:
             Path(self.output.name).unlink(missing_ok=True)
 
 

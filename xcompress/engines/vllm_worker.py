@@ -6,6 +6,7 @@ question too, so that a killed run leaves no GPU occupied.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -27,7 +28,11 @@ def main(descriptor: int) -> None:
         try:
             what, items = connection.recv()
         except (EOFError, OSError):
-            # Not sys.exit: vLLM's and torch's own ends can hang, and there is nothing to save.
+            os._exit(0)
+        if what == "end":
+            with contextlib.suppress(Exception):
+                model.llm_engine.engine_core.shutdown()  # processes of its own give their memory back
+            # Not sys.exit: what libraries do at the end can hang, and there is nothing to save.
             os._exit(0)
         answer: Any = None
         try:
