@@ -63,8 +63,7 @@ class VLLMEngine:
                 "model": str(folder),
                 "dtype": dtype,
                 "max_model_len": self.max_context,
-                # Image-text checkpoints (Gemma 3) are used for their text alone; their image processor is not needed.
-                "text_only": "text_config" in config,
+                "architectures": config.get("architectures") or [],
             },
         )
         self.close = weakref.finalize(self, self._process.end)  # also at the end of the program

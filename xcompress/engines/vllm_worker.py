@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from xcompress.engines import vllm_gemma3
+
 
 def main(descriptor: int) -> None:
     """Answer until nobody asks any more."""
@@ -78,8 +80,9 @@ def _open(options: Mapping[str, Any]) -> Any:
         # prompts only.
         more["enable_chunked_prefill"] = False
         more["max_num_batched_tokens"] = max(options["prefill_tokens"] or 2048, options["max_model_len"])
-    if options["text_only"]:
-        more["limit_mm_per_prompt"] = {"image": 0}
+    if vllm_gemma3.NESTED in options["architectures"]:
+        vllm_gemma3.register()
+        more["hf_overrides"] = vllm_gemma3.text_part
     return LLM(
         model=options["model"],
         dtype=options["dtype"],
@@ -198,7 +201,9 @@ def _run(model: Any, prompts: Sequence[Any], parameters: Sequence[Any], connecti
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    # A refused setting: the first line counts the errors, the next says what is wrong, and then repeats all settings.
+    told = [line.removeprefix("Value error, ").partition(" [type=")[0] for line in lines if line.startswith("Value error, ")]
+    return (told or lines or [type(error).__name__])[0]
 
 
 if __name__ == "__main__":
