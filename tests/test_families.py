@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import make_tokenizer
+from conftest import FAMILIES, make_tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from xcompress import checkpoint
-from xcompress.checkpoint import Loaded, load
+from xcompress.checkpoint import Loaded, check_complete, load
 from xcompress.engines.base import Draw, Request
 from xcompress.engines.hf import HFEngine
 from xcompress.reader import TextScorer, load_basis, matrix_of
@@ -80,6 +82,37 @@ def test_a_missing_weight_of_the_language_part_stops(nested: Path) -> None:
         load(nested, "float32", "cpu")
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_is_checked_without_reading_it(
+    family: str, model_folder: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A whole one passes; any tensor of a block that is taken away is named; quantised ones are said not to be checked."""
+    folder = tmp_path / family
+    shutil.copytree(model_folder(family), folder)
+    check_complete(folder)
+    whole = load_file(folder / "model.safetensors")
+    removed = [name for name in sorted(whole) if ".1." in name and "vision" not in name][::3]
+    assert len(removed) >= 3
+    for name in removed:
+        kept = {key: tensor for key, tensor in whole.items() if key != name}
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(
+            UsageError, match=rf"lacks 1 weights that the model needs \(.*{re.escape(name.partition('.1.')[2])}"
+        ):
+            check_complete(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(
+        json.dumps({**config, "quantization_config": {"quant_method": "awq"}}), encoding="utf-8"
+    )
+    check_complete(folder)
+    assert "whether weights are missing is not checked" in caplog.text
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        check_complete(folder)
+
+
 @pytest.mark.parametrize("family", ["gemma3", "gemma3_nested"])
 @torch.inference_mode()
 def test_scaled_embedding(
@@ -101,7 +134,7 @@ def test_scaled_embedding(
     torch.testing.assert_close(mine @ mine.T, other @ other.T, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gemma3_nested", "qwen3", "mistral", "gpt2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_half_precision_weights_are_projected_in_float32(
     family: str, model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -277,18 +277,53 @@ def _load(folder: Path, dtype: str, device: str) -> Loaded:
         raise UsageError(f"{model_name(folder)} does not fit on {device} in {dtype}: {_first_line(error)}") from error
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
-    broken = sorted(info["missing_keys"]) + sorted(str(pair[0]) for pair in info["mismatched_keys"])
-    if broken:
-        raise UsageError(
-            f"the checkpoint in {folder} lacks {len(broken)} weights that the model needs ({', '.join(broken[:3])}, ...);"
-            " they would have been filled with random numbers"
-        )
+    _refuse_missing(folder, info)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise UsageError(f"{model_name(folder)}: some weights are not in memory (offloaded); use a device that holds the model")
     model.eval().requires_grad_(False)
     loaded = Loaded(folder, model.to(device), load_tokenizer(folder), getattr(torch, dtype), torch.device(device))
     loaded.check_head()
     return loaded
+
+
+def check_complete(folder: Path) -> None:
+    """Whether the checkpoint has every weight of its model, without reading one: for engines that would not notice.
+
+    Quantised checkpoints store other tensors than the model has; they are not checked, and a warning says so.
+
+    Raises:
+        UsageError: weights are missing or have another shape, or the folder holds no model.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    if "quantization_config" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
+        log.warning("%s is quantised: whether weights are missing is not checked", model_name(folder))
+        return
+    quiet_transformers()
+    auto: Any = AutoModelForCausalLM
+    try:
+        _, info = auto.from_pretrained(
+            folder,
+            device_map="meta",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UsageError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
+    _refuse_missing(folder, info)
+
+
+def _refuse_missing(folder: Path, info: Mapping[str, Any]) -> None:
+    """Stop where transformers' loading report names weights that the checkpoint lacks, or that do not fit."""
+    broken = sorted(info["missing_keys"]) + sorted(str(pair[0]) for pair in info["mismatched_keys"])
+    if broken:
+        raise UsageError(
+            f"the checkpoint in {folder} lacks {len(broken)} weights that the model needs ({', '.join(broken[:3])}, ...);"
+            " they would have been filled with random numbers"
+        )
 
 
 def release(keep: int = 0) -> None:

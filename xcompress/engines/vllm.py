@@ -55,6 +55,7 @@ class VLLMEngine:
         # In half precision another batch gives other roundings, and with them other texts; in float32 only ties are left.
         self.reproducible = dtype == "float32"
         self._lock = threading.Lock()
+        checkpoint.check_complete(folder)  # vLLM runs with whatever is in memory where a linear layer's weight is missing
         log.info("starting vLLM with %s (%s, %s)", checkpoint.model_name(folder), dtype, device)
         self._process = _Process(
             device,

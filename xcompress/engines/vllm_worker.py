@@ -60,7 +60,7 @@ def _leave_with_the_other(descriptor: int) -> None:
 
 
 def _open(options: Mapping[str, Any]) -> Any:
-    """The model. Nothing is taken from its generation file, and every weight must be in the checkpoint (vLLM checks that)."""
+    """The model. Nothing is taken from its generation file."""
     from vllm import LLM
     from vllm.platforms import current_platform
 
