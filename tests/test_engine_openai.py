@@ -153,9 +153,9 @@ def test_a_failed_row_loses_no_other(opened: Callable[..., OpenAIEngine], faults
     """The failed one is named; the others are in the journal and are not asked for again, in this process and in another."""
     faults.fault = lambda body, before: 500 if body["max_tokens"] == 9 else None
     engine = opened(journal=str(tmp_path))
-    with naming(["q0", "q1", "q2"]), pytest.raises(RowErrors) as caught:
+    with pytest.raises(RowErrors) as caught, naming(["q0", "q1", "q2"]):
         engine.generate(REQUESTS)
-    assert caught.value.rows == {2: "HTTP 500: made to fail with 500"}
+    assert caught.value.rows == {2: "HTTP 500: made to fail with 500"} and caught.value.questions == ("q2",)
     assert len(faults.bodies) == 4 + 3
     faults.fault = lambda body, before: None
     faults.bodies.clear()
