@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from compare_engines import SUMMARIES, compare, requests_of
 from conftest import FAMILIES, STARTS, save_tiny
 from safetensors.torch import load_file, save_file
@@ -251,8 +251,12 @@ def test_memory_is_given_back(wide: Callable[[str], Path], own_cache: None) -> N
     assert not Path(f"/proc/{number}").exists()
 
 
-def test_a_killed_process_is_said(wide: Callable[[str], Path]) -> None:
-    engine = VLLMEngine(wide("llama"), "float32", "cpu", None, SMALL)
+def test_half_precision_and_a_killed_process(wide: Callable[[str], Path]) -> None:
+    """bfloat16 runs, and says that it cannot promise to repeat. A process that ends in between is a sentence."""
+    engine = VLLMEngine(wide("llama"), "bfloat16", "cpu", None, SMALL)
+    assert not engine.reproducible
+    ((generation,),) = engine.generate([Request((1, 50, 60), (Draw(0.7, 0.9, 3),), 8)])
+    assert generation.tokens and math.isfinite(generation.logprob_sum)
     os.kill(engine._process.process.pid, signal.SIGKILL)
     with pytest.raises(UsageError, match=r"vLLM: the process was killed by signal 9; it may have run out of memory"):
         engine.generate([Request((5,), (Draw(),), 4)])
@@ -288,17 +292,6 @@ def test_too_little_memory_is_a_sentence(wide: Callable[[str], Path]) -> None:
 def test_a_device_that_vllm_is_not_built_for(wide: Callable[[str], Path]) -> None:
     with pytest.raises(UsageError, match=r"built for cpu, but the model's device is cuda"):
         VLLMEngine(wide("llama"), "float32", "cuda", None, SMALL)
-
-
-def test_half_precision_is_not_called_reproducible(wide: Callable[[str], Path]) -> None:
-    """bfloat16 runs, and says that it cannot promise to repeat; its log-probabilities are finite."""
-    engine = VLLMEngine(wide("llama"), "bfloat16", "cpu", None, SMALL)
-    try:
-        assert not engine.reproducible
-        ((generation,),) = engine.generate([Request((1, 50, 60), (Draw(0.7, 0.9, 3),), 8)])
-        assert generation.tokens and torch.isfinite(torch.tensor(generation.logprob_sum))
-    finally:
-        engine.close()
 
 
 # ---- a whole run

