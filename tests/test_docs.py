@@ -14,7 +14,7 @@ import pytest
 
 from xcompress.config import ROOT
 
-DOCS = ("docs/tutorial.md", "docs/extending.md", "README.md")
+DOCS = ("docs/tutorial.md", "docs/extending.md", "docs/gpu.md", "README.md")
 _SET_UP = ("make ", "source ", "pip ")  # what the tests' own environment stands for
 
 

@@ -24,7 +24,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from xcompress.checkpoint import Loaded, load, stop_ids
 from xcompress.engines import hf
-from xcompress.engines.base import Draw, Engine, Generation, Request, check_length
+from xcompress.engines.base import Draw, Engine, Generation, Request, check_length, text_until
 from xcompress.engines.hf import HFEngine, open_engine
 from xcompress.schema import UsageError
 
@@ -281,8 +281,8 @@ def test_stop_text(tiny: Tiny) -> None:
     assert got.text == full.text[: min(full.text.index(stop) for stop in both)]
     ((got,),) = engine.generate([replace(request, max_new_tokens=len(got.tokens), stop=both)])
     assert got.finish_reason == "stop", "completed by the last token allowed"
-    row = hf._Row(0, 0, request.prompt, Draw(), 9, ("b",), 1.0, engine.tokenizer("abcabc")["input_ids"])
-    assert engine._text(row) == "a", "a single token may hold the stop text twice"
+    ids = engine.tokenizer("abcabc")["input_ids"]
+    assert text_until(engine.tokenizer, ids, ("b",)) == "a", "a single token may hold the stop text twice"
 
 
 @pytest.mark.parametrize("limit", [1, 2, 8])

@@ -11,12 +11,13 @@ import logging
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from xcompress.schema import UsageError
 
@@ -171,7 +172,24 @@ class Loaded:
             raise UsageError(f"{self.name} ({self.text_config.model_type}) computes its logits in an unknown way")
 
 
-_cache: OrderedDict[tuple[str, str, str], Loaded] = OrderedDict()
+_cache: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+T = TypeVar("T")
+
+
+def hold(key: tuple[Any, ...], make: Callable[[], T], keep: int = 1) -> T:
+    """What ``make`` returns, from memory if it was made under this key before.
+
+    For engines that hold a model elsewhere (in another process). They count among the ``keep`` of :func:`load`: one is released
+    before a model is loaded, and the other way round, so that a GPU never has to hold both unless somebody still uses both.
+    """
+    if key in _cache:
+        _cache.move_to_end(key)
+        found: T = _cache[key]
+        return found
+    release(keep - 1)
+    made = make()
+    _cache[key] = made
+    return made
 
 
 def pick_device(device: str) -> str:
@@ -228,15 +246,14 @@ def load(folder: Path, dtype: str = "auto", device: str = "auto", keep: int = 1)
     Raises:
         UsageError: the folder cannot be loaded, a weight is missing, or the device lacks the memory.
     """
-    import torch
-
     device = pick_device(device)
     dtype = pick_dtype(dtype, device, folder)
-    key = (str(folder), dtype, device)
-    if key in _cache:
-        _cache.move_to_end(key)
-        return _cache[key]
-    release(keep - 1)
+    return hold((str(folder), dtype, device), lambda: _load(folder, dtype, device), keep)
+
+
+def _load(folder: Path, dtype: str, device: str) -> Loaded:
+    import torch
+
     log.info("loading %s (%s, %s)", model_name(folder), dtype, device)
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -260,19 +277,53 @@ def load(folder: Path, dtype: str = "auto", device: str = "auto", keep: int = 1)
         raise UsageError(f"{model_name(folder)} does not fit on {device} in {dtype}: {_first_line(error)}") from error
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
+    _refuse_missing(folder, info)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UsageError(f"{model_name(folder)}: some weights are not in memory (offloaded); use a device that holds the model")
+    model.eval().requires_grad_(False)
+    loaded = Loaded(folder, model.to(device), load_tokenizer(folder), getattr(torch, dtype), torch.device(device))
+    loaded.check_head()
+    return loaded
+
+
+def check_complete(folder: Path) -> None:
+    """Whether the checkpoint has every weight of its model, without reading one: for engines that would not notice.
+
+    Quantised checkpoints store other tensors than the model has; they are not checked, and a warning says so.
+
+    Raises:
+        UsageError: weights are missing or have another shape, or the folder holds no model.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    if "quantization_config" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
+        log.warning("%s is quantised: whether weights are missing is not checked", model_name(folder))
+        return
+    quiet_transformers()
+    auto: Any = AutoModelForCausalLM
+    try:
+        _, info = auto.from_pretrained(
+            folder,
+            device_map="meta",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UsageError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
+    _refuse_missing(folder, info)
+
+
+def _refuse_missing(folder: Path, info: Mapping[str, Any]) -> None:
+    """Stop where transformers' loading report names weights that the checkpoint lacks, or that do not fit."""
     broken = sorted(info["missing_keys"]) + sorted(str(pair[0]) for pair in info["mismatched_keys"])
     if broken:
         raise UsageError(
             f"the checkpoint in {folder} lacks {len(broken)} weights that the model needs ({', '.join(broken[:3])}, ...);"
             " they would have been filled with random numbers"
         )
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise UsageError(f"{model_name(folder)}: some weights are not in memory (offloaded); use a device that holds the model")
-    model.eval().requires_grad_(False)
-    loaded = Loaded(folder, model.to(device), load_tokenizer(folder), getattr(torch, dtype), torch.device(device))
-    loaded.check_head()
-    _cache[key] = loaded
-    return loaded
 
 
 def release(keep: int = 0) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from xcompress import checkpoint, doctor
 from xcompress.checkpoint import fingerprint
+from xcompress.engines import choose
 from xcompress.execution.base import Batch, Job, Rows, open_execution
 from xcompress.execution.stage import run_stage
 from xcompress.execution.work import model_folder
@@ -65,6 +66,7 @@ class Run:
         if set(settings.stages) != {"prepare"}:  # data can be looked at on a machine without the models
             self.folders = {"reader": model_folder(settings.reader), "compressor": model_folder(settings.compressor)}
             self._check_method()
+            choose.check(settings)
             self._make_folders()
 
     def _check_method(self) -> None:
@@ -91,7 +93,7 @@ class Run:
                 s.compressor.dtype, checkpoint.pick_device(s.compressor.device), self.folders["compressor"]
             ),
             "device": checkpoint.pick_device(s.compressor.device).partition(":")[0],
-            "engine": _engine_identity(s.engine),
+            "engine": choose.identity(s.engine),
             "prompt": dict(self.compressor_template.parts),
             "chat": s.compressor.chat,
             "judge": s.compressor.judge,
@@ -132,7 +134,7 @@ class Run:
             "stage": "rivals",
             "version": rivals.VERSION,
             **reader,
-            "engine": _engine_identity(s.engine),
+            "engine": choose.identity(s.engine),
             "passage": self.reader_template["passage"],
         }
         self.rivals = StageFolder(self.root, "rivals", s.reader.name, self.rival_identity, RIVALS)
@@ -140,7 +142,7 @@ class Run:
             "stage": "answers",
             "version": read.VERSION,
             **reader_in(s.reading_dtype),
-            "engine": _engine_identity(s.engine),
+            "engine": choose.identity(s.engine),
             "prompt": dict(self.reader_template.parts),
             "chat": s.reader.chat,
             "demos": [list(pair) for pair in self.demos],
@@ -459,12 +461,3 @@ class Collected:
 def _names(folder: StageFolder, shards: Sequence[Shard]) -> list[str]:
     paths = [folder.find(shard) for shard in shards]
     return [f"{folder.path.name}/{path.name}" for path in paths if path is not None]
-
-
-# Settings of memory and speed: they change rows by floating-point ties at most, and a run that was out of memory must be able
-# to go on with smaller ones.
-_TUNING = {"cache_gb", "prefill_tokens"}
-
-
-def _engine_identity(engine: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in engine.items() if key not in _TUNING}

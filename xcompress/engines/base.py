@@ -6,10 +6,11 @@ sampling value is explicit: an engine takes nothing from a model's own generatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from xcompress.schema import UsageError
 
@@ -65,6 +66,44 @@ Progress = Callable[[int], None]
 """Called with the number of tokens just drawn, stop tokens included."""
 
 
+class RowErrors(UsageError):
+    """Some requests of a list have failed for good while the others were answered; a remote engine raises it.
+
+    Args:
+        rows: why, by index into the list.
+        questions: ids of the questions they belong to, where a stage has said so (:func:`naming`).
+    """
+
+    def __init__(self, rows: Mapping[int, str], questions: Sequence[str] = ()) -> None:
+        self.rows = dict(rows)
+        self.questions = tuple(dict.fromkeys(questions))
+        whose = f" of the questions {', '.join(self.questions[:10])}" if self.questions else ""
+        more = f" and {len(self.questions) - 10} more" if len(self.questions) > 10 else ""
+        reasons = list(dict.fromkeys(self.rows.values()))
+        super().__init__(f"{len(self.rows)} requests{whose}{more} failed: {'; '.join(reasons[:3])}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowErrors, (self.rows, self.questions)
+
+
+@contextmanager
+def naming(questions: Sequence[str]) -> Iterator[None]:
+    """Say which question each request of the call inside belongs to, should some fail."""
+    try:
+        yield
+    except RowErrors as error:
+        raise RowErrors(error.rows, [questions[row] for row in error.rows]) from None
+
+
+@contextmanager
+def regrouping(size: int) -> Iterator[None]:
+    """Inside, each item of the caller's list is ``size`` requests in a row; what fails is said of the items."""
+    try:
+        yield
+    except RowErrors as error:
+        raise RowErrors({row // size: why for row, why in error.rows.items()}) from None
+
+
 @runtime_checkable
 class Engine(Protocol):
     """What the stages need of an engine."""
@@ -102,6 +141,13 @@ def derive_seed(seed: int, *parts: object) -> int:
     """
     text = "\x1f".join([str(seed), *map(str, parts)])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def text_until(tokenizer: Any, tokens: Sequence[int], stop: Sequence[str]) -> str:
+    """The text of generated ids, up to the first stop text and without special tokens; the same for every engine."""
+    text = str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    cuts = [text.index(end) for end in stop if end in text]
+    return text[: min(cuts)] if cuts else text
 
 
 def check_length(request: Request, max_context: int) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from xcompress.attention import Chunk, SharedPrefix, use
 from xcompress.checkpoint import Loaded, load, stop_ids
-from xcompress.engines.base import Draw, Generation, Progress, Request, check_length
+from xcompress.engines.base import Draw, Generation, Progress, Request, check_length, text_until
 from xcompress.engines.beam import Beam, Beams, Continuation
 from xcompress.engines.grouping import Group, batches, share_prefixes
 from xcompress.engines.sampling import choose, penalise, uniforms
@@ -86,7 +86,9 @@ class HFEngine:
             self._run(batch, rows, progress)
         results: list[list[Generation]] = [[] for _ in requests]
         for row in rows:
-            results[row.request].append(Generation(self._text(row), tuple(row.tokens), row.finish_reason, row.logprob_sum))
+            results[row.request].append(
+                Generation(self._decode(row.tokens, row.stop), tuple(row.tokens), row.finish_reason, row.logprob_sum)
+            )
         for at, beams in zip(searched, self._search([requests[at] for at in searched], progress), strict=True):
             results[at] = [Generation(self._decode(b.tokens), b.tokens, b.finish_reason, b.logprob_sum) for b in beams]
         return results
@@ -343,13 +345,8 @@ class HFEngine:
         if not math.isfinite(logprob):
             raise UsageError(f"{where}: {self.loaded.name} gives non-finite logits in {self.loaded.dtype}; use float32")
 
-    def _text(self, row: _Row) -> str:
-        text = self._decode(row.tokens)
-        cuts = [text.index(stop) for stop in row.stop if stop in text]
-        return text[: min(cuts)] if cuts else text
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    def _decode(self, tokens: Sequence[int], stop: Sequence[str] = ()) -> str:
+        return text_until(self.tokenizer, tokens, stop)
 
 
 def _chunks(lengths: Sequence[int], per_group: int, budget: int) -> Iterator[Chunk]:

@@ -6,7 +6,7 @@ into rows. So workers need no common file system beyond the model folders, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,6 +31,21 @@ class Batch:
     chosen: Rows = field(default_factory=list)  # stepwise rows, for reading them
     answers: Rows = field(default_factory=list)  # to the candidates, for reading stepwise rows
     gate: Gate | None = None  # of the stepwise stage, as the questions before have left it
+
+    def without(self, questions: Collection[str]) -> Batch:
+        """The batch of the other questions."""
+
+        def others(rows: Rows) -> Rows:
+            return [row for row in rows if row["question_id"] not in questions]
+
+        return Batch(
+            self.split,
+            [question for question in self.questions if question.id not in questions],
+            others(self.candidates),
+            others(self.chosen),
+            others(self.answers),
+            self.gate,
+        )
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from xcompress import checkpoint
+from xcompress.engines import choose
 from xcompress.engines.base import Progress
 from xcompress.execution.base import Batch, Done, Job, Jobs, Rows
 from xcompress.execution.work import ROLES, make, model_folder
@@ -67,13 +68,14 @@ class Ray:
             parts[role] = model
         if self.batch_tokens is not None:
             parts["reader"] = dataclasses.replace(parts["reader"], batch_tokens=self.batch_tokens)
+        settings = choose.resolve(dataclasses.replace(settings, **parts))
         engine = dict(settings.engine)
         for key in ("cache_gb", "prefill_tokens"):
             if (value := getattr(self, key)) is not None:
                 if key not in engine:
                     raise UsageError(f"execution.{key}: this engine has no such setting")
                 engine[key] = value
-        return dataclasses.replace(settings, engine=engine, **parts)
+        return dataclasses.replace(settings, engine=engine)
 
     def run(self, settings: Settings, stage: str, jobs: Jobs, progress: Progress) -> Iterator[Done]:
         """The jobs as actors finish them.

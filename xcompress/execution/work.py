@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xcompress import checkpoint
+from xcompress.engines import choose
 from xcompress.engines.base import Engine, Progress
 from xcompress.execution.base import Batch, Rows, Work
 from xcompress.prompts import COMPRESSOR_PARTS, READER_PARTS, load_demos, load_template
@@ -49,10 +50,17 @@ def model_folder(settings: ModelSettings) -> Path:
 
 def _engine(settings: Settings, model: ModelSettings, dtype: str) -> tuple[Engine, Any]:
     """The configured engine on a model, and the model's tokenizer."""
+    from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
     folder = model_folder(model)
-    engine: Engine = instantiate(dict(settings.engine), folder=folder, dtype=dtype, device=model.device, _convert_="all")
+    chosen = dict(choose.resolve(settings).engine)
+    try:
+        engine: Engine = instantiate(chosen, folder=folder, dtype=dtype, device=model.device, _convert_="all")
+    except InstantiationException as error:
+        if isinstance(error.__cause__, UsageError):  # Hydra would hide the sentence
+            raise error.__cause__ from None
+        raise
     if not engine.reproducible:
         log.warning("engine %s cannot promise to repeat sampled texts; engine=hf can", engine.name)
     return engine, checkpoint.load_tokenizer(folder)

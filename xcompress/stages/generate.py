@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from xcompress.engines.base import Draw, Engine, Generation, Progress, Request, derive_seed
+from xcompress.engines.base import Draw, Engine, Generation, Progress, Request, derive_seed, naming, regrouping
 from xcompress.prompts import Fitted, Parsed, Template, chat_ids, encode, fill, fit, format_passages, parse_round
 from xcompress.schema import Passage, Question, UsageError
 from xcompress.settings import CompressorSettings, GenerationSettings
@@ -103,13 +103,15 @@ class Compressor:
             )
             for prompt, group in zip(fitted, by_prompt.values(), strict=True)
         ]
-        results = self.engine.generate(requests, progress)
+        with naming([group[0].question.id for group in by_prompt.values()]):
+            results = self.engine.generate(requests, progress)
         pairs = [
             (trajectory, prompt, generation)
             for group, prompt, generations in zip(by_prompt.values(), fitted, results, strict=True)
             for trajectory, generation in zip(group, generations, strict=True)
         ]
-        parsed = self.judge([(prompt, generation) for _, prompt, generation in pairs])
+        with naming([trajectory.question.id for trajectory, _, _ in pairs]):
+            parsed = self.judge([(prompt, generation) for _, prompt, generation in pairs])
         for (trajectory, prompt, generation), outcome in zip(pairs, parsed, strict=True):
             trajectory.rounds.append(
                 {
@@ -160,7 +162,8 @@ class Compressor:
             return parsed
         # "scored": which tag is likelier after the output and "Evaluation:"? One short step on the prompt's tokens.
         contexts = [(*prompt.ids, *generation.tokens, *self._lead) for prompt, generation in outputs]
-        scores = self.engine.loglikelihood([(context, tag) for context in contexts for tag in self._tags])
+        with regrouping(len(_TAGS)):
+            scores = self.engine.loglikelihood([(context, tag) for context in contexts for tag in self._tags])
         complete = [scores[2 * at] > scores[2 * at + 1] for at in range(len(outputs))]
         return [Parsed(p.summary, "", "complete" if yes else "incomplete") for p, yes in zip(parsed, complete, strict=True)]
 

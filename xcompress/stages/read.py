@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from xcompress.engines.base import Draw, Engine, Progress, Request
+from xcompress.engines.base import Draw, Engine, Progress, Request, naming
 from xcompress.prompts import Fitted, Template, chat_ids, fill, fit, format_passages
 from xcompress.schema import Passage, Question, UsageError
 from xcompress.settings import ReaderSettings
@@ -82,7 +82,9 @@ class QuestionReader:
                     known[row["summary"]] = len(prompts)
                     prompts.append(self.fit_summary(question, row["summary"]))
                 places.append((question.id, "candidate", row["candidate"], known[row["summary"]]))
-        answers = self.answer(prompts, progress)
+        owners = {at: question_id for question_id, _, _, at in places}
+        with naming([owners[at] for at in range(len(prompts))]):
+            answers = self.answer(prompts, progress)
         return [
             {"question_id": question_id, "source": source, "candidate": candidate, **answers[at]}
             for question_id, source, candidate, at in places
@@ -110,7 +112,9 @@ class QuestionReader:
         by_id = {question.id: question for question in questions}
         fresh = [row for row in chosen if (row["question_id"], row["summary"]) not in known]
         prompts = [self.fit_summary(by_id[row["question_id"]], row["summary"]) for row in fresh]
-        for row, answer in zip(fresh, self.answer(prompts, progress), strict=True):
+        with naming([row["question_id"] for row in fresh]):
+            found = self.answer(prompts, progress)
+        for row, answer in zip(fresh, found, strict=True):
             known[row["question_id"], row["summary"]] = answer
         own = {"source": "stepwise", "candidate": None}
         return [{**known[row["question_id"], row["summary"]], "question_id": row["question_id"], **own} for row in chosen]

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from xcompress.engines.base import Engine, Progress
+from xcompress.engines.base import Engine, Progress, naming
 from xcompress.prompts import Template, encode, fit, format_passages
 from xcompress.schema import Passage, Question
 
@@ -64,7 +64,8 @@ class RivalScorer:
         for name, text in usable:
             question = tuple(encode(self.tokenizer, f" {by_id[name].question}", start=False))
             pairs += [(long[name][0], summaries[text]), ((*start, *summaries[text], *lead), question)]
-        logprobs = self.engine.token_logprobs(pairs)
+        with naming([name for name, _ in usable for _ in range(2)]):
+            logprobs = self.engine.token_logprobs(pairs)
         rows = []
         for at, (name, _) in enumerate(usable):
             given, asked = logprobs[2 * at], logprobs[2 * at + 1]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from xcompress.engines.base import Generation, Progress, Request
+from xcompress.engines.base import Generation, Progress, Request, naming
 from xcompress.prompts import Fitted, Parsed
 from xcompress.reader import TextScorer
 from xcompress.schema import Question
@@ -119,7 +119,7 @@ class StepwiseCompressor:
         drawing = [at for at, skip in enumerate(skipped) if not skip]
         paths, texts = [waiting[at] for at in drawing], [prompts[at] for at in drawing]
         if self.method.options == "beams":
-            others = self._beams(texts, progress)
+            others = self._beams(paths, texts, progress)
         else:
             numbers = list(range(1, self.compressor.generation.candidates + 1))
             others = self._outputs(paths, texts, number, numbers, known, progress)
@@ -164,7 +164,8 @@ class StepwiseCompressor:
                 draws = tuple(self.compressor.draw(path.question.id, k, number) for k in missing)
                 requests.append(self._request(prompt, self.compressor.settings.repetition_penalty, draws=draws))
                 owners += [(at, k) for k in missing]
-        generated = self._generate(requests, [prompts[at] for at, _ in owners], progress)
+        names = [paths[at].question.id for at in dict.fromkeys(at for at, _ in owners)]
+        generated = self._generate(requests, names, [prompts[at] for at, _ in owners], progress)
         fresh = dict(zip(owners, generated, strict=True))
         found = []
         for at, own in enumerate(keys):
@@ -175,10 +176,13 @@ class StepwiseCompressor:
             found.append(options)
         return found
 
-    def _beams(self, prompts: Sequence[Fitted], progress: Progress | None) -> list[list[dict[str, Any]]]:
+    def _beams(
+        self, paths: Sequence[_Path], prompts: Sequence[Fitted], progress: Progress | None
+    ) -> list[list[dict[str, Any]]]:
         width = self.method.beams
         requests = [self._request(prompt, self.method.beam_penalty, beams=width) for prompt in prompts]
-        options = self._generate(requests, [prompt for prompt in prompts for _ in range(width)], progress)
+        names = [path.question.id for path in paths]
+        options = self._generate(requests, names, [prompt for prompt in prompts for _ in range(width)], progress)
         marked = [{"kind": "beam", **option, "shared": False} for option in options]
         return [marked[at : at + width] for at in range(0, len(marked), width)]
 
@@ -191,13 +195,23 @@ class StepwiseCompressor:
         )
 
     def _generate(
-        self, requests: Sequence[Request], prompts: Sequence[Fitted], progress: Progress | None
+        self, requests: Sequence[Request], names: Sequence[str], prompts: Sequence[Fitted], progress: Progress | None
     ) -> list[dict[str, Any]]:
-        """The outputs of all requests in a row, as understood; ``prompts`` has the prompt of each output."""
+        """The outputs of all requests in a row, as understood.
+
+        Args:
+            requests: one or more continuations each.
+            names: the question of each request.
+            prompts: the prompt of each output.
+            progress: called with the number of tokens just drawn.
+        """
         if not requests:
             return []
-        results: list[Generation] = [g for result in self.compressor.engine.generate(requests, progress) for g in result]
-        parsed = self.compressor.judge(list(zip(prompts, results, strict=True)))
+        with naming(names):
+            generated = self.compressor.engine.generate(requests, progress)
+        results: list[Generation] = [generation for result in generated for generation in result]
+        with naming([name for name, result in zip(names, generated, strict=True) for _ in result]):
+            parsed = self.compressor.judge(list(zip(prompts, results, strict=True)))
         return [written(generation, outcome) for generation, outcome in zip(results, parsed, strict=True)]
 
     def _scored(self, options: Sequence[dict[str, Any]], progress: Progress | None) -> list[float | None]:
