@@ -242,6 +242,7 @@ def load(folder: Path, dtype: str = "auto", device: str = "auto", keep: int = 1)
     from transformers import AutoModelForCausalLM
 
     from xcompress.attention import NAME
+    from xcompress.products import use_onednn
 
     quiet_transformers()
     auto: Any = AutoModelForCausalLM
@@ -270,6 +271,7 @@ def load(folder: Path, dtype: str = "auto", device: str = "auto", keep: int = 1)
         raise UsageError(f"{model_name(folder)}: some weights are not in memory (offloaded); use a device that holds the model")
     model.eval().requires_grad_(False)
     loaded = Loaded(folder, model.to(device), load_tokenizer(folder), getattr(torch, dtype), torch.device(device))
+    use_onednn(loaded.model)
     loaded.check_head()
     _cache[key] = loaded
     return loaded
