@@ -36,7 +36,7 @@ class External:
     """
 
     def __init__(self, python: str, worker: str, about: Mapping[str, Any]) -> None:
-        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (open until close)
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         environment.pop("PYTHONPATH", None)
         try:

@@ -117,7 +117,8 @@ def run(setting: Setting) -> Section:
     )
     section.notes.append(
         f"ours gives {variants:,} SPS variants a text, the loop one. Largest differences where both have a value: SPS"
-        f" {worst[0]:.1e} and ratio {worst[1]:.1e} (relative), NLL {worst[2]:.1e} nats. Ratio by processor time: {found.cpu:.2f}."
+        f" {worst[0]:.1e} and ratio {worst[1]:.1e} (relative), NLL {worst[2]:.1e} nats. Ratio by"
+        f" processor time: {found.cpu:.2f}."
     )
     _harness(setting, section, scorer, everything, ids, what)
     _memory(section, setting, scorer, plain.model, everything, ids)
@@ -137,9 +138,7 @@ def _harness(
     try:
         if not python:
             raise Absent("no interpreter was named")
-        worker = External(
-            python, "lm_evaluation_harness.py", {"model": str(setting.folder), "threads": setting.threads}
-        )
+        worker = External(python, "lm_evaluation_harness.py", {"model": str(setting.folder), "threads": setting.threads})
     except Absent as error:
         section.rows.append(Row(label, "", f"not compared ({error})", None, 1.0))
         section.notes.append(f"lm-evaluation-harness was not compared; {_LMEVAL}.")
@@ -167,13 +166,12 @@ def _harness(
                 worst = max(worst, abs(score.nll + total / score.scored_tokens))
         assert worst < 1e-3, f"the harness's NLL differs by {worst:.1e}"
         found = ratio(series["harness"], series["ours"])
-        section.rows.append(
-            Row(label, f"{series['ours'].median:.1f} s", f"{series['harness'].median:.1f} s", found, 1.0)
-        )
+        section.rows.append(Row(label, f"{series['ours'].median:.1f} s", f"{series['harness'].median:.1f} s", found, 1.0))
         section.raw["harness"] = {name: each.wall for name, each in series.items()}
         section.notes.append(
             f"lm-evaluation-harness {worker.about['version']}, batch size {best} (its fastest of"
-            f" {', '.join(map(str, _BATCH_SIZES))}); NLL agrees within {worst:.1e} nats. Ratio by processor time: {found.cpu:.2f}."
+            f" {', '.join(map(str, _BATCH_SIZES))}); NLL agrees within {worst:.1e} nats. Ratio by processor"
+            f" time: {found.cpu:.2f}."
         )
     finally:
         worker.close()

@@ -103,7 +103,5 @@ def prompts(tokenizer: Any, count: int, tokens: int) -> list[tuple[int, ...]]:
 
 
 def _prompt(tokenizer: Any, template: Any, passages: Sequence[Passage], question: str) -> tuple[int, ...]:
-    user = fill(
-        template["first"], question=question, passages=format_passages(template, passages), summary="", evaluation=""
-    )
+    user = fill(template["first"], question=question, passages=format_passages(template, passages), summary="", evaluation="")
     return chat_ids(tokenizer, template["system"], user, True)

@@ -13,6 +13,8 @@ from typing import Literal
 
 import torch
 
+from xcompress.products import product
+
 EnergyOf = Literal["values", "squares"]
 _CHUNK_ROWS = 8192
 
@@ -105,7 +107,7 @@ def residuals(x: torch.Tensor, basis: Basis, ranks: Sequence[int]) -> torch.Tens
     """
     vectors = basis.vectors.to(x.device)
     x = x.float() if basis.mean is None else x.float() - basis.mean.to(x.device)
-    squares = (x @ vectors).square()
+    squares = product(x, vectors).square()
     bounds = sorted(set(ranks))
     ends = [*bounds[1:], vectors.shape[1]]
     parts = [squares[..., start:end].sum(-1, dtype=torch.float64) for start, end in zip(bounds, ends, strict=True)]
