@@ -66,3 +66,40 @@ def test_only_plain_float32_layers(tiny: Callable[[str], Loaded]) -> None:
     assert use_onednn(Scaled(4, 4)) == 0
     model: Any = tiny("llama").model
     assert all(type(m) is OneDNNLinear for m in model.modules() if isinstance(m, torch.nn.Linear))
+
+
+@needs_onednn
+@torch.inference_mode()
+def test_a_changed_weight_is_used() -> None:
+    """A weight that is changed in place after it was packed is the one that is multiplied with."""
+    with torch.inference_mode(False):
+        layer = torch.nn.Linear(16, 16, bias=False).requires_grad_(False)
+    assert use_onednn(layer) == 1
+    x = torch.randn(4, 16)
+    before = layer(x)
+    layer.weight.mul_(2)
+    torch.testing.assert_close(layer(x), 2 * before)
+
+
+@needs_onednn
+def test_a_changed_weight_is_used() -> None:
+    """A weight that is changed in place after it was packed is the one that is multiplied with."""
+    layer = torch.nn.Linear(16, 16, bias=False).requires_grad_(False)
+    assert use_onednn(layer) == 1
+    x = torch.randn(4, 16)
+    before = layer(x)
+    layer.weight.mul_(2)
+    torch.testing.assert_close(layer(x), 2 * before)
+
+
+@needs_onednn
+@torch.inference_mode()
+def test_large_models_are_not_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit the weight itself is multiplied with, to the same result."""
+    x = torch.randn(3, 16)
+    with torch.inference_mode(False):
+        layer = torch.nn.Linear(16, 16).requires_grad_(False)
+    expected = layer(x)
+    monkeypatch.setattr(products, "_PACKED_BYTES", 16 * 16 * 4 - 1)
+    assert use_onednn(layer) == 1 and isinstance(layer, OneDNNLinear) and layer._packed is None
+    torch.testing.assert_close(layer(x), expected)

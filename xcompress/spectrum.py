@@ -17,6 +17,7 @@ from xcompress.products import product
 
 EnergyOf = Literal["values", "squares"]
 _CHUNK_ROWS = 8192
+_STRIP = 256  # columns of the Gram matrix that are computed together
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,10 @@ def compute_basis(matrix: torch.Tensor, center: bool = False, energy_of: EnergyO
     total = torch.zeros(width, dtype=torch.float64)
     for start in range(0, rows, _CHUNK_ROWS):
         chunk = matrix[start : start + _CHUNK_ROWS].to("cpu", torch.float64)
-        gram.addmm_(chunk.T, chunk)
+        for left in range(0, width, _STRIP):  # the upper triangle: the Gram matrix is symmetric
+            gram[left : left + _STRIP, left:].addmm_(chunk[:, left : left + _STRIP].T, chunk[:, left:])
         total += chunk.sum(0)
+    gram = gram.triu() + gram.triu(1).T
     if not torch.isfinite(gram).all():
         raise ValueError("the matrix holds non-finite values")
     if not bool(gram.any()):
