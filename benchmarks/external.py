@@ -6,6 +6,7 @@ with one; what it loads once is loaded before the first answer, and it times its
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -49,6 +50,7 @@ class External:
                 env=environment,
             )
         except OSError as error:
+            self._log.close()
             raise Absent(f"{python} cannot be started: {error.strerror}") from None
         try:
             self.about = self.ask(about)
@@ -72,6 +74,7 @@ class External:
             self._process.wait()
             self._log.seek(0)
             words = [text.strip() for text in self._log.read().splitlines() if text.strip()]
+            self.close()
             raise RuntimeError(words[-1] if words else f"it ended with code {self._process.returncode}")
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -83,11 +86,13 @@ class External:
 
     def close(self) -> None:
         """End the worker."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended already, with a request unread
+            self._process.stdin.close()
         try:
             self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()
         self._log.close()

@@ -159,7 +159,7 @@ def _vllm(setting: Setting, section: Section, engine: HFEngine, batch: Sequence[
         section.rows.append(Row(label, "", f"not compared ({error})", None, 1.2))
         section.notes.append(f"vLLM was not compared; {_VLLM}.")
         return
-    request = {
+    request: dict[str, Any] = {
         "prompts": [list(prompt) for prompt in batch],
         "draws": _DRAWS,
         "temperature": _TEMPERATURE,

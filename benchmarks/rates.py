@@ -32,12 +32,12 @@ def block_flops(loaded: Loaded, lengths: Sequence[int], before: int = 0) -> floa
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     pairs = sum((length * (length + 1)) // 2 - (before * (before + 1)) // 2 for length in lengths)
     attention = 4.0 * config.num_hidden_layers * config.num_attention_heads * size * pairs
-    return 2.0 * weights * sum(length - before for length in lengths) + attention
+    return float(2.0 * weights * sum(length - before for length in lengths) + attention)
 
 
 def head_flops(loaded: Loaded, rows: int) -> float:
     """Of the output head for so many tokens."""
-    return 2.0 * loaded.text_config.vocab_size * loaded.text_config.hidden_size * rows
+    return 2.0 * float(loaded.text_config.vocab_size * loaded.text_config.hidden_size) * rows
 
 
 def projection_flops(scorer: TextScorer, texts: int) -> float:
