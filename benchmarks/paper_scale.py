@@ -157,12 +157,13 @@ def text() -> str:
         alone, gated = full + choice, full - saved + (1 - 0.3) * choice
         facts.append(f"{alone:.2f} to {gated:.2f} s a question with {model.name} ({1 - gated / alone:.0%})")
     small, large = _seconds(reading(LLAMA)), _seconds(reading(GEMMA))
+    choosing = "; from ".join(facts)
     parts += [
-        f"**Where the time goes.** The compressor's prompts and outputs take {full:.2f} s a question; everything that is done with"
-        f"\nan 8B reader {small:.2f} s, with the 12B reader {large:.2f} s. SPS itself, at all layers and in all variants, is the"
+        f"**Where the time goes.** The compressor's prompts and outputs take {full:.2f} s a question; all that is done with an"
+        f"\n8B reader {small:.2f} s, with the 12B reader {large:.2f} s. SPS itself, at all layers and in all variants, is the"
         " smallest line.\n",
-        "**What the gate saves.** It keeps the greedy summary of 30 % of the questions, whose five other trajectories and scoring"
-        f"\nare then not computed. Choosing a summary falls from {'; from '.join(facts)}."
+        "**What the gate saves.** It keeps the greedy summary of 30 % of the questions; their five other trajectories and the"
+        f"\nscoring are then not computed. Choosing a summary falls from {choosing}."
         "\nAn evaluation keeps the whole pool, so that every gate can be judged from it; a deployed controller saves.\n",
     ]
     return "\n".join(parts)
