@@ -13,7 +13,7 @@ CHOSEN  = $(strip $(foreach name,experiment dataset reader compressor question i
 
 .DEFAULT_GOAL := help
 TABLES := table1 correlation ablations regret differences specification verdicts
-.PHONY: help setup gemma reproduce-table1 reproduce-all $(TABLES) report publish verify sweep-table show-prompt docs test test-fast test-vllm lint clean
+.PHONY: help setup gemma reproduce-table1 reproduce-all $(TABLES) report publish verify sweep-table show-prompt bench docs test test-fast test-vllm lint clean
 
 help: ## Show this list
 	@echo "xcompress: which retrieval summary should my reader get?"; echo
@@ -63,6 +63,9 @@ publish: $(VENV)/.run ## Copy a run's tables to results/ (RUN=results/runs/table
 
 show-prompt: $(VENV)/.run ## Show one question's prompts as the models see them (dataset= reader= compressor= question= or id=)
 	@$(BIN)/python scripts/show_prompt.py $(if $(CHOSEN)$(ARGS),,experiment=laptop) $(CHOSEN) $(ARGS)
+
+bench: $(VENV)/.run ## Measure speed and memory side by side with the alternatives, into results/bench.md (about 10 minutes)
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(VENV)/.test ## Make the API reference from the docstrings (docs/api)
 	@$(BIN)/python scripts/api_reference.py docs/api

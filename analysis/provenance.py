@@ -41,17 +41,10 @@ def provenance(collected: Collected, seconds: dict[str, float]) -> dict[str, Any
     """The record stored with the tables. Times are of the shards in use, whenever they were computed."""
     return {
         "command": _command(),
-        "code": _code(),
+        "code": code(),
         "python": platform.python_version(),
-        "packages": _versions(),
-        "machine": {
-            "system": platform.platform(),
-            "processor": _processor(),
-            "cores": os.cpu_count(),
-            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-            "gpus": _gpus(),
-            "threads": torch.get_num_threads(),
-        },
+        "packages": versions(),
+        "machine": machine(),
         "models": {role: _model(getattr(collected.settings, role)) for role in ("reader", "compressor")},
         "dataset": {
             "name": collected.settings.dataset.name,
@@ -75,6 +68,18 @@ def provenance(collected: Collected, seconds: dict[str, float]) -> dict[str, Any
         },
         "work": work(collected),
         "seconds_of_this_command": {name: round(value, 1) for name, value in seconds.items()},
+    }
+
+
+def machine() -> dict[str, Any]:
+    """System, processor, cores, memory, GPUs, and the threads that torch uses."""
+    return {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "gpus": _gpus(),
+        "threads": torch.get_num_threads(),
     }
 
 
@@ -131,7 +136,8 @@ def _command() -> str | None:
     return f"python scripts/run.py {shlex.join(overrides)}".rstrip()
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions of the packages that figures depend on, those that are installed."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -141,7 +147,9 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _code() -> dict[str, Any]:
+def code() -> dict[str, Any]:
+    """Commit of the checkout, and whether anything tracked differs from it; None outside a checkout."""
+
     def git(*arguments: str) -> str | None:
         try:
             done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True)

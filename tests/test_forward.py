@@ -83,6 +83,18 @@ def test_batches_equal_single_texts(family: str, tiny: Callable[[str], Loaded], 
                         np.testing.assert_allclose(got[at], by_loop[name], rtol=1e-4, atol=1e-4, err_msg=f"{layer} {name}")
 
 
+def test_no_product_is_spent_on_padding(tiny: Callable[[str], Loaded]) -> None:
+    """The blocks see as many tokens as there are, in as few passes as the budget allows."""
+    loaded = tiny("llama")
+    seen: list[int] = []
+    hook = loaded.blocks[0].mlp.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[:-1].numel()))
+    try:
+        list(run(loaded, texts(), 50))
+    finally:
+        hook.remove()
+    assert seen == [40, 40, 17 + 6 + 2 + 1] and sum(seen) == sum(LENGTHS)
+
+
 def test_padding_never_wins_a_maximum() -> None:
     """All real activations negative in one dimension: the maximum is negative, not the padding's zero."""
     states = torch.full((2, 5, 3), -2.0)

@@ -17,6 +17,7 @@ S new tokens, P prefix length, T suffix length, D head size.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,13 +79,47 @@ class SharedPrefix:
         self.rows_per_group = rows_per_group
 
 
+class Packed:
+    """Texts of B lengths laid end to end in one row of N tokens, without padding between them.
+
+    Everything but attention works on the row; attention lays it out as [B, W] with the padding on the right, and back.
+
+    Args:
+        lengths: of the texts, each at least 1.
+        device: where the row is.
+    """
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.lengths = torch.tensor(lengths, device=device)
+        ends = self.lengths.cumsum(0)
+        self.last = ends - 1  # [B] place of each text's last token in the row
+        columns = torch.arange(max(2, *lengths), device=device)  # pooling wants a second column
+        # Padding repeats the text's own last token: a finite value that no real token attends to.
+        self._places = ((ends - self.lengths)[:, None] + columns).minimum(self.last[:, None])  # [B, W] -> N
+        self._real = (columns < self.lengths[:, None]).flatten().nonzero().squeeze(1)  # [N] -> B * W
+
+    def rows(self, states: torch.Tensor) -> torch.Tensor:
+        """[B, W, ...] right-padded copy of [N, ...]."""
+        return states[self._places]
+
+    def row(self, states: torch.Tensor) -> torch.Tensor:
+        """[N, ...] of right-padded [B, W, ...]."""
+        return states.flatten(0, 1)[self._real]
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """[1, N] position of each token in its own text."""
+        width = self._places.shape[1]
+        return (self._real % width)[None]
+
+
 class use:
     """Context manager: model calls inside it read and fill ``plan`` (thread-local, so two threads do not mix)."""
 
-    def __init__(self, plan: SharedPrefix) -> None:
+    def __init__(self, plan: SharedPrefix | Packed) -> None:
         self.plan = plan
 
-    def __enter__(self) -> SharedPrefix:
+    def __enter__(self) -> SharedPrefix | Packed:
         _current.plan = self.plan
         return self.plan
 
@@ -115,7 +150,11 @@ def attention(
     if attention_mask is not None:
         raise ValueError("right-padded batches need no attention mask; none may be passed")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    plan: SharedPrefix | None = getattr(_current, "plan", None)
+    plan: SharedPrefix | Packed | None = getattr(_current, "plan", None)
+    if isinstance(plan, Packed):
+        # [1, H, N, D] to [B, H, W, D], and [B, W, H, D] back to [1, N, H, D].
+        query, key, value = (plan.rows(each[0].transpose(0, 1)).transpose(1, 2) for each in (query, key, value))
+        return plan.row(_causal(query, key, value, scaling, sliding_window, softcap))[None], None
     if plan is None or plan.prefix_rows is not None:
         if plan is not None:
             _store_prefix(plan, int(module.layer_idx), key, value)  # type: ignore[arg-type]

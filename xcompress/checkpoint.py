@@ -259,6 +259,7 @@ def _load(folder: Path, dtype: str, device: str) -> Loaded:
     from transformers import AutoModelForCausalLM
 
     from xcompress.attention import NAME
+    from xcompress.products import use_onednn
 
     quiet_transformers()
     auto: Any = AutoModelForCausalLM
@@ -282,6 +283,7 @@ def _load(folder: Path, dtype: str, device: str) -> Loaded:
         raise UsageError(f"{model_name(folder)}: some weights are not in memory (offloaded); use a device that holds the model")
     model.eval().requires_grad_(False)
     loaded = Loaded(folder, model.to(device), load_tokenizer(folder), getattr(torch, dtype), torch.device(device))
+    use_onednn(loaded.model)
     loaded.check_head()
     return loaded
 

@@ -1,7 +1,8 @@
 """One batched forward pass over texts: pooled states of all layers, and token log-probabilities.
 
 Hooks pool each block's output on the fly, so no layer's full states are kept: memory stays that of a plain forward pass. Texts
-are padded on the right; under a causal mask real tokens never see padding, and padding never takes part in a pooled value.
+lie end to end in one row, so no product is spent on padding; attention and pooling see them apart
+(:class:`xcompress.attention.Packed`), and padding never takes part in a pooled value.
 
 Layer index l of the L + 1 states: 0 is the embedding output, l the output of block l before any final norm; *penultimate* is
 L - 1, the input of the last block. One more entry, ``normed``, is the last state after the model's final norm.
@@ -16,10 +17,12 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
+from xcompress.attention import Packed, use
 from xcompress.checkpoint import Loaded
 from xcompress.settings import POOLINGS as POOLINGS
 
-_LOGIT_ROWS = 512  # token positions whose logits are held at once
+# Logits held at once. On a CPU they are to stay in its caches until their log-sum-exp is taken; a GPU wants larger products.
+_LOGIT_BYTES, _LOGIT_BYTES_CPU = 2**28, 2**24
 
 
 class NonFiniteError(ValueError):
@@ -102,12 +105,12 @@ def pool(states: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def run(loaded: Loaded, texts: Sequence[Sequence[int]], batch_tokens: int = 4096) -> Iterator[tuple[int, Forward]]:
-    """Forward passes of ``texts`` (token ids, any start token included), batched by length; yields (index, result).
+    """Forward passes of ``texts`` (token ids, any start token included), long ones first; yields (index, result).
 
     Args:
         loaded: the reader.
         texts: none may be empty.
-        batch_tokens: padded tokens a batch.
+        batch_tokens: tokens a pass; a longer text is a pass of its own.
 
     Raises:
         ValueError: an empty text, with its index.
@@ -116,25 +119,27 @@ def run(loaded: Loaded, texts: Sequence[Sequence[int]], batch_tokens: int = 4096
     for index, text in enumerate(texts):
         if not text:
             raise ValueError(f"text {index} has no tokens")
+    # Texts of like length go together: attention and pooling pad to the longest of a pass.
     order = sorted(range(len(texts)), key=lambda index: (-len(texts[index]), index))
     at = 0
     while at < len(order):
-        longest = max(2, len(texts[order[at]]))
-        members = order[at : at + max(1, batch_tokens // longest)]
-        at += len(members)
-        yield from zip(members, _batch(loaded, [texts[index] for index in members], longest, members), strict=True)
+        end, total = at + 1, len(texts[order[at]])
+        while end < len(order) and total + len(texts[order[end]]) <= batch_tokens:
+            total += len(texts[order[end]])
+            end += 1
+        members = order[at:end]
+        at = end
+        yield from zip(members, _batch(loaded, [texts[index] for index in members], members), strict=True)
 
 
-def _batch(loaded: Loaded, texts: Sequence[Sequence[int]], longest: int, members: Sequence[int]) -> list[Forward]:
-    device = loaded.device
-    lengths = torch.tensor([len(text) for text in texts], device=device)
-    ids = torch.tensor([[*text, *[text[0]] * (longest - len(text))] for text in texts], device=device)
-    positions = torch.arange(longest, device=device).expand_as(ids)
+def _batch(loaded: Loaded, texts: Sequence[Sequence[int]], members: Sequence[int]) -> list[Forward]:
+    packed = Packed([len(text) for text in texts], loaded.device)
+    ids = torch.tensor([[token for text in texts for token in text]], device=loaded.device)
     pooled: list[torch.Tensor] = []
 
     def keep(states: Any) -> None:
         states = states[0] if isinstance(states, tuple) else states
-        pooled.append(pool(states, lengths))
+        pooled.append(pool(packed.rows(states[0]), packed.lengths))
 
     def keep_input(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         keep(args[0] if args else kwargs["hidden_states"])
@@ -146,7 +151,8 @@ def _batch(loaded: Loaded, texts: Sequence[Sequence[int]], longest: int, members
     hooks = [blocks[0].register_forward_pre_hook(keep_input, with_kwargs=True)]
     hooks += [block.register_forward_hook(keep_output) for block in blocks]
     try:
-        normed = loaded.states(ids, positions)
+        with use(packed):
+            normed = loaded.states(ids, packed.positions)
     finally:
         for hook in hooks:
             hook.remove()
@@ -155,17 +161,21 @@ def _batch(loaded: Loaded, texts: Sequence[Sequence[int]], longest: int, members
     finite = torch.isfinite(stacked[0]).flatten(1).all(1)
     if not bool(finite.all()):
         raise NonFiniteError(members[int((~finite).nonzero()[0])], loaded.dtype)
-    logprobs = _token_logprobs(loaded, normed, ids, lengths)
+    logprobs = _token_logprobs(loaded, normed[0], ids[0], packed)
     return [Forward(stacked[:, row], logprobs[row]) for row in range(len(texts))]
 
 
-def _token_logprobs(loaded: Loaded, normed: torch.Tensor, ids: torch.Tensor, lengths: torch.Tensor) -> list[torch.Tensor]:
-    """Per text the float64 log-probabilities of tokens 2..T; only real positions reach the output head."""
-    inside = torch.arange(ids.shape[1] - 1, device=ids.device) < (lengths - 1)[:, None]
-    states, targets = normed[:, :-1][inside], ids[:, 1:][inside]
+def _token_logprobs(loaded: Loaded, normed: torch.Tensor, ids: torch.Tensor, packed: Packed) -> list[torch.Tensor]:
+    """Per text the float64 log-probabilities of tokens 2..T; only tokens that have a successor reach the output head."""
+    inside = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+    inside[packed.last] = False
+    before = inside.nonzero().squeeze(1)
+    states, targets = normed[before], ids[before + 1]
+    held = _LOGIT_BYTES_CPU if ids.device.type == "cpu" else _LOGIT_BYTES
+    rows = max(32, held // (4 * loaded.text_config.vocab_size))
     parts = [
-        -cross_entropy(loaded.logits(states[at : at + _LOGIT_ROWS]), targets[at : at + _LOGIT_ROWS], reduction="none")
-        for at in range(0, len(states), _LOGIT_ROWS)
+        -cross_entropy(loaded.logits(states[at : at + rows]), targets[at : at + rows], reduction="none")
+        for at in range(0, len(states), rows)
     ]
     flat = torch.cat(parts).double() if parts else torch.zeros(0, dtype=torch.float64)
-    return list(torch.split(flat.cpu(), (lengths - 1).tolist()))
+    return list(torch.split(flat.cpu(), (packed.lengths - 1).tolist()))

@@ -13,8 +13,11 @@ from typing import Literal
 
 import torch
 
+from xcompress.products import product
+
 EnergyOf = Literal["values", "squares"]
 _CHUNK_ROWS = 8192
+_STRIP = 256  # columns of the Gram matrix that are computed together
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,10 @@ def compute_basis(matrix: torch.Tensor, center: bool = False, energy_of: EnergyO
     total = torch.zeros(width, dtype=torch.float64)
     for start in range(0, rows, _CHUNK_ROWS):
         chunk = matrix[start : start + _CHUNK_ROWS].to("cpu", torch.float64)
-        gram.addmm_(chunk.T, chunk)
+        for left in range(0, width, _STRIP):  # the upper triangle: the Gram matrix is symmetric
+            gram[left : left + _STRIP, left:].addmm_(chunk[:, left : left + _STRIP].T, chunk[:, left:])
         total += chunk.sum(0)
+    gram = gram.triu() + gram.triu(1).T
     if not torch.isfinite(gram).all():
         raise ValueError("the matrix holds non-finite values")
     if not bool(gram.any()):
@@ -105,7 +110,7 @@ def residuals(x: torch.Tensor, basis: Basis, ranks: Sequence[int]) -> torch.Tens
     """
     vectors = basis.vectors.to(x.device)
     x = x.float() if basis.mean is None else x.float() - basis.mean.to(x.device)
-    squares = (x @ vectors).square()
+    squares = product(x, vectors).square()
     bounds = sorted(set(ranks))
     ends = [*bounds[1:], vectors.shape[1]]
     parts = [squares[..., start:end].sum(-1, dtype=torch.float64) for start, end in zip(bounds, ends, strict=True)]
