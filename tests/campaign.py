@@ -27,6 +27,7 @@ from xcompress.schema import UsageError
 
 USAGE_ERROR = 2
 STEP = 20  # at most so many shards more until the next kill
+LIMIT = 300.0  # seconds after which an attempt that nobody kills counts as hung
 PRELOADED = (
     *("analysis.report", "xcompress.pipeline", "xcompress.engines.hf", "xcompress.reader", "hydra.core.hydra_config"),
     *("transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto", "xcompress.tracking"),
@@ -91,7 +92,18 @@ class Campaign:
             # The tables take seconds after the last shard, and some attempts must get through them.
             pause(self.draw, 3.0 if kill_at >= len(self.clean[1]) else 0.1)
             os.kill(child, signal.SIGKILL)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return self._end(child)
+
+    def _end(self, child: int) -> int:
+        """Exit code of a process that ends by itself; one that hangs is a failure of the run."""
+        deadline = time.monotonic() + LIMIT
+        while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                raise AssertionError(f"an attempt still ran after {LIMIT:.0f} s: {self.log()}")
+            time.sleep(0.01)
+        return os.waitstatus_to_exitcode(ended[1])
 
     def check(self, root: Path, what: str) -> None:
         """A finished run must have the clean run's tables and shards."""

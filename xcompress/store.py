@@ -186,7 +186,7 @@ class StageFolder:
         path = self.find(shard)
         if path is None:
             raise FileNotFoundError(f"{self.path} has no shard {shard.stem}")
-        table = pq.read_table(path)
+        table = read_table(path)
         # Long lists of floats (all SPS variants) as arrays: as Python floats they would take eight times the memory.
         arrays = {name: _arrays(table[name]) for name in table.column_names if _holds_arrays(table, name)}
         rows: list[dict[str, Any]] = table.drop_columns(list(arrays)).to_pylist()
@@ -204,6 +204,15 @@ class StageFolder:
         for note in _notes(path.read_text(encoding="utf-8")):
             notes[note["shard"]] = note
         return [notes[shard.stem] for shard in shards if shard.stem in notes]
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """A shard's rows as a table, all columns or some.
+
+    No thread is started: pyarrow waits for ever for threads that a process out of memory cannot have, and a shard is small.
+    """
+    with pq.ParquetFile(path) as file:
+        return file.read(columns=None if columns is None else list(columns), use_threads=False)
 
 
 def _notes(text: str) -> Iterator[dict[str, Any]]:

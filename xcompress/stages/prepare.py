@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from xcompress import retrieval
@@ -23,7 +22,7 @@ from xcompress.health import Health
 from xcompress.hub import HubRows
 from xcompress.schema import Question, UsageError, from_row, to_row
 from xcompress.settings import SourceSettings
-from xcompress.store import Shard, StageFolder, digest, file_digest, write_json
+from xcompress.store import Shard, StageFolder, digest, file_digest, read_table, write_json
 
 log = logging.getLogger(__name__)
 VERSION = 1  # raise when the rows of this stage change
@@ -147,7 +146,7 @@ class StoredQuestions(Sequence[list[Question]]):
     def column(self, name: str) -> Iterator[Any]:
         """One column of all questions, read without the others."""
         for shard in self.shards:
-            yield from pq.read_table(self.folder.find(shard), columns=[name])[name].to_pylist()
+            yield from read_table(self.folder.find(shard), [name])[name].to_pylist()
 
 
 def store(
