@@ -19,6 +19,7 @@ from xcompress.store import write_atomically
 
 TEMPLATES = Path(__file__).parent
 START, END = "<!-- study: python -m analysis.findings -->\n", "<!-- end of study -->"
+READERS = ("smollm2_135m", "gemma3_270m")  # who read the study's candidates
 HEADLINE = ("random", "shortest", "lowest_ppl", "lowest_sps", "xcompress", "oracle")
 
 
@@ -58,10 +59,9 @@ class Figures:
         """Questions of all data sets."""
         return sum(self.datasets.values())
 
-    @property
-    def hours(self) -> str:
-        """Processor hours of all stages (one thread)."""
-        seconds = sum(stage["seconds"] for work in self.work.values() for stage in work.values())
+    def hours(self, *left_out: str) -> str:
+        """Processor hours of all stages (one thread), those left out that another reader's run made."""
+        seconds = sum(stage["seconds"] for work in self.work.values() for name, stage in work.items() if name not in left_out)
         return f"{seconds / 3600:.1f}"
 
     def select(self, selector: str, key: str = "em_difference", dataset: str = ALL, digits: int = 1) -> str:
@@ -74,6 +74,11 @@ class Figures:
         rows = self.study["comparisons"]
         (row,) = [r for r in rows if (r["dataset"], r["against"], r["metric"]) == (dataset, other, metric)]
         return shown(row)
+
+    def high(self, selector: str, key: str = "em_difference") -> float:
+        """Upper end of a pooled interval."""
+        (row,) = [r for r in self.study["selection"] if (r["dataset"], r["selector"]) == (ALL, selector)]
+        return float(row[key]["high"])
 
     def detectable(self, selector: str, metric: str = "em") -> str:
         """The smallest difference to CompAct that the pooled questions could have detected."""
@@ -120,9 +125,10 @@ class Figures:
         return f"{1 - rows[value] / rows['0.0']:.0%}"
 
     def skipped(self, dataset: str) -> str:
-        """Questions whose initial summary the gate kept."""
-        (row,) = [r for r in self.tables[dataset]["rows"] if r["method"] == "xcompress"]
-        return f"{row['gate_skipped']} of {row['n']}"
+        """Questions whose initial summary the gate kept; of all data sets too."""
+        tables = self.tables if dataset == ALL else {dataset: self.tables[dataset]}
+        rows = [row for table in tables.values() for row in table["rows"] if row["method"] == "xcompress"]
+        return f"{sum(row['gate_skipped'] for row in rows)} of {sum(row['n'] for row in rows)}"
 
     def curve(self, dataset: str) -> str:
         """The two sentences of a data set's specification curve."""
@@ -133,23 +139,68 @@ def _value(row: dict[str, Any]) -> float:
     return float(row["random"]["value"])
 
 
-def render(template: str, folder: Path, selectors: Sequence[str] = tuple(SELECTORS)) -> str:
-    """A template over the published tables of one reader; ``labels`` holds the selectors it shows."""
+class Readers:
+    """Figures of two readers on the same candidates, over all data sets.
+
+    Args:
+        path: ``readers.json``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+
+    @property
+    def chance(self) -> str:
+        """Per cent of questions on which two blind choices are the same."""
+        return f"{100 / self.record['candidates']:.1f}"
+
+    def same(self, score: str) -> str:
+        """Per cent of questions with the same choice by the lowest score."""
+        return shown(self._agreement(score)["same"], signed=False)
+
+    def r(self, score: str) -> str:
+        """Correlation within questions of one reader's score with the other's."""
+        return shown(self._agreement(score)["r"], 2)
+
+    def own(self, reader: str, choice: str, metric: str = "em") -> str:
+        """A reader on its own choice minus the same reader on the other's."""
+        key = (reader, choice, metric, ALL)
+        rows = self.record["exchanged"]
+        (row,) = [r for r in rows if (r["reader"], r["choice"], r["metric"], r["dataset"]) == key]
+        return shown(row)
+
+    def _agreement(self, score: str) -> dict[str, Any]:
+        (row,) = [r for r in self.record["agreement"] if (r["score"], r["dataset"]) == (score, ALL)]
+        found: dict[str, Any] = row
+        return found
+
+
+def render(template: str, results: Path, selectors: Sequence[str] = tuple(SELECTORS)) -> str:
+    """A template over the published tables: ``f`` and ``g`` are the two readers' figures, ``both`` their comparison.
+
+    ``labels`` holds the selectors that the template shows.
+    """
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
     text = environment.from_string((TEMPLATES / template).read_text(encoding="utf-8"))
-    return text.render(f=Figures(folder), labels={name: SELECTORS[name] for name in selectors})
+    first, second = READERS
+    return text.render(
+        f=Figures(results / first),
+        g=Figures(results / second),
+        both=Readers(results / "readers.json"),
+        labels={name: SELECTORS[name] for name in selectors},
+    )
 
 
 def pages(root: Path) -> dict[Path, str]:
     """Every page and what it must hold."""
-    folder = root / "results" / "smollm2_135m"
+    results = root / "results"
     front = (root / "README.md").read_text(encoding="utf-8")
     before, _, rest = front.partition(START)
     after = rest.partition(END)[2]
     return {
-        root / "results" / "FINDINGS.md": render("findings.md.jinja", folder),
-        root / "results" / "README.md": render("results.md.jinja", folder),
-        root / "README.md": f"{before}{START}{render('headline.md.jinja', folder, HEADLINE)}{END}{after}",
+        results / "FINDINGS.md": render("findings.md.jinja", results),
+        results / "README.md": render("results.md.jinja", results),
+        root / "README.md": f"{before}{START}{render('headline.md.jinja', results, HEADLINE)}{END}{after}",
     }
 
 

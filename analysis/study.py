@@ -207,7 +207,8 @@ def _values(study: Study, metric: str) -> Floats:
 def explained(study: Study) -> list[dict[str, Any]]:
     """Share of the variance of SPS (adjusted R^2) that the first token's identity explains, by variant and data set."""
     rows = []
-    for variant in ("first_token=True", "first_token=False", "subspace=q_proj", "pooling=mean"):
+    names = ("first_token=True", "first_token=False", "start_token=True", "subspace=q_proj", "pooling=mean")
+    for variant in (name for name in names if name in study.variants):
         for name in [ALL, *study.names]:
             part = study.part(name)
             values, first = study.variants[variant][part].ravel(), study.columns["first_token"][part].ravel()
@@ -268,11 +269,15 @@ def markdown(record: dict[str, Any]) -> str:
     labels = {"compact": "CompAct (initial)", **SELECTORS}
 
     def table(rows: Sequence[dict[str, Any]], key: str, row_key: str, label: Any, digits: int = 1, signed: bool = True) -> str:
-        lines = []
+        lines, left_out = [], []
         for value in dict.fromkeys(row[row_key] for row in rows):
             by_name = {row["dataset"]: row for row in rows if row[row_key] == value}
-            lines.append([label(value), *(shown(by_name[n].get(key, by_name[n]), digits, signed) for n in names)])
-        return output.markdown(headings, lines)
+            records = [by_name[n].get(key, by_name[n]) for n in names]
+            if all(found["value"] is None for found in records):
+                left_out.append(label(value))
+            else:
+                lines.append([label(value), *(shown(found, digits, signed) for found in records)])
+        return output.markdown(headings, lines) + (f"\nNot run: {', '.join(left_out)}.\n" if left_out else "")
 
     chosen = record["selection"]
     differing = [row for row in chosen if row["selector"] != "compact"]

@@ -24,7 +24,7 @@ def write(folder: Path) -> list[Path]:
         UsageError: pdoc is not installed.
     """
     if find_spec("pdoc") is None:
-        raise UsageError("the API reference needs pdoc; get it with `pip install 'xcompress[docs]'`")
+        raise UsageError("the API reference needs pdoc; get it with `pip install -e '.[docs]'`")
     import pdoc
     import pdoc.render
 

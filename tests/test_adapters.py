@@ -38,7 +38,7 @@ def controller(model_folder: Callable[[str], Path]) -> XCompress:
 
 def package(name: str, extra: str) -> Any:
     """The module, or a skip that says what to install."""
-    return pytest.importorskip(name, reason=f"needs pip install 'xcompress[{extra}]'")
+    return pytest.importorskip(name, reason=f"needs pip install -e '.[{extra}]'")
 
 
 # ---- LangChain
@@ -175,7 +175,7 @@ def test_a_missing_package_is_one_sentence(module: str, absent: str, extra: str)
         "except ImportError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.count("\n") == 1 and f"pip install 'xcompress[{extra}]'" in done.stdout
+    assert done.stdout.count("\n") == 1 and f"pip install -e '.[{extra}]'" in done.stdout
 
 
 def test_adapters_are_thin() -> None:

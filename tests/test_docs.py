@@ -124,7 +124,7 @@ def test_the_programs_run(checkout: Path, document: str) -> None:
 @pytest.mark.slow
 def test_the_reference_is_made_without_a_warning(tmp_path: Path) -> None:
     """Every module has its page, and the public names are on the first one."""
-    pytest.importorskip("pdoc", reason="needs pip install 'xcompress[docs]'")
+    pytest.importorskip("pdoc", reason="needs pip install -e '.[docs]'")
     done = run(tmp_path, [sys.executable, str(ROOT / "scripts" / "api_reference.py"), str(tmp_path / "api")])
     assert done.returncode == 0, done.stderr[-3000:]
     for module in ("xcompress/controller", "xcompress/scorer", "xcompress/stages/generate", "analysis/table1"):

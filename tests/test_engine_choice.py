@@ -108,7 +108,7 @@ def test_what_vllm_cannot_do(overrides: list[str], answer: str, monkeypatch: pyt
 def test_without_vllm(tmp_path: Path, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence with the remedy, before anything is read; but not where only tables are made again."""
     monkeypatch.setattr(vllm, "installed", lambda: False)
-    sentence = r"engine=vllm needs vLLM, which is not installed: pip install 'xcompress\[vllm\]'; or set engine=hf"
+    sentence = r"engine=vllm needs vLLM, which is not installed: pip install -e '.\[vllm\]'; or set engine=hf"
     overrides = ["experiment=laptop", "engine=vllm", f"run_root={tmp_path / 'runs'}"]
     with pytest.raises(UsageError, match=sentence):
         Run(settings_of(overrides))

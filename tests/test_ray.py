@@ -108,7 +108,7 @@ class Nothing:
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"execution=ray needs Ray: pip install 'xcompress\[ray\]'; or set execution=local"):
+    with pytest.raises(UsageError, match=r"execution=ray needs Ray: pip install -e '.\[ray\]'; or set execution=local"):
         next(Ray().run(laptop(), "generate", Nothing(), print))
 
 

@@ -114,7 +114,7 @@ def test_online_without_login_or_network(tmp_path: Path, key: str) -> None:
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     settings = to_settings(compose(["experiment=laptop", "logger=wandb", f"run_root={tmp_path}"]))
-    with pytest.raises(UsageError, match=r"logger=wandb needs wandb: pip install 'xcompress\[wandb\]'; or set logger=none"):
+    with pytest.raises(UsageError, match=r"logger=wandb needs wandb: pip install -e '.\[wandb\]'; or set logger=none"):
         open_tracker(settings, None)
 
 

@@ -274,7 +274,7 @@ def _explain(error: Exception) -> str:
     text = str(error)
     if plugin := re.search(r"hydra/launcher/(submitit|joblib)", text):
         extra = {"submitit": "cluster", "joblib": "joblib"}[plugin.group(1)]
-        return f"this needs Hydra's {plugin.group(1)} launcher: pip install 'xcompress[{extra}]'"
+        return f"this needs Hydra's {plugin.group(1)} launcher: pip install -e '.[{extra}]'"
     match = re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)' is not in struct", text)
     if match is None:
         group = re.search(r"Could not override '([^']+)'\.\s*No match in the defaults list", text)

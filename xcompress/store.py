@@ -183,10 +183,7 @@ class StageFolder:
         Raises:
             FileNotFoundError: the shard is not there.
         """
-        path = self.find(shard)
-        if path is None:
-            raise FileNotFoundError(f"{self.path} has no shard {shard.stem}")
-        table = read_table(path)
+        table = self.table(shard)
         # Long lists of floats (all SPS variants) as arrays: as Python floats they would take eight times the memory.
         arrays = {name: _arrays(table[name]) for name in table.column_names if _holds_arrays(table, name)}
         rows: list[dict[str, Any]] = table.drop_columns(list(arrays)).to_pylist()
@@ -194,6 +191,20 @@ class StageFolder:
             for row, value in zip(rows, values, strict=True):
                 row[name] = value
         return rows
+
+    def table(self, shard: Shard, columns: Sequence[str] | None = None) -> pa.Table:
+        """A finished shard as a table, all columns or some.
+
+        No thread is started: pyarrow waits for ever for threads that a process out of memory cannot have, and a shard is small.
+
+        Raises:
+            FileNotFoundError: the shard is not there.
+        """
+        path = self.find(shard)
+        if path is None:
+            raise FileNotFoundError(f"{self.path} has no shard {shard.stem}")
+        with pq.ParquetFile(path) as file:
+            return file.read(columns=None if columns is None else list(columns), use_threads=False)
 
     def work(self, shards: Iterable[Shard]) -> list[dict[str, Any]]:
         """The notes of the shards that are in use (the last one of each), in shard order."""
@@ -204,15 +215,6 @@ class StageFolder:
         for note in _notes(path.read_text(encoding="utf-8")):
             notes[note["shard"]] = note
         return [notes[shard.stem] for shard in shards if shard.stem in notes]
-
-
-def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A shard's rows as a table, all columns or some.
-
-    No thread is started: pyarrow waits for ever for threads that a process out of memory cannot have, and a shard is small.
-    """
-    with pq.ParquetFile(path) as file:
-        return file.read(columns=None if columns is None else list(columns), use_threads=False)
 
 
 def _notes(text: str) -> Iterator[dict[str, Any]]:

@@ -92,7 +92,7 @@ class Wandb:
         try:
             import wandb
         except ImportError:
-            raise UsageError("logger=wandb needs wandb: pip install 'xcompress[wandb]'; or set logger=none") from None
+            raise UsageError("logger=wandb needs wandb: pip install -e '.[wandb]'; or set logger=none") from None
         folder = Path(settings.run_root)
         folder.mkdir(parents=True, exist_ok=True)
         mode: Any = self.mode

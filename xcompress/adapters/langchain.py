@@ -1,4 +1,4 @@
-"""LangChain: XCompress as a document compressor (``pip install 'xcompress[langchain]'``).
+"""LangChain: XCompress as a document compressor (``pip install -e '.[langchain]'``).
 
 from langchain_classic.retrievers import ContextualCompressionRetriever
 compressor = XCompressDocumentCompressor(controller=XCompress.from_config("experiment=laptop", answers=False))
@@ -19,7 +19,7 @@ try:
     from langchain_core.documents import Document
     from langchain_core.documents.compressor import BaseDocumentCompressor
 except ImportError as error:
-    raise ImportError("the LangChain adapter needs langchain-core; get it with `pip install 'xcompress[langchain]'`") from error
+    raise ImportError("the LangChain adapter needs langchain-core; get it with `pip install -e '.[langchain]'`") from error
 
 
 class XCompressDocumentCompressor(BaseDocumentCompressor):

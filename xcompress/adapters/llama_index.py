@@ -1,4 +1,4 @@
-"""LlamaIndex: XCompress as a node postprocessor (``pip install 'xcompress[llama-index]'``).
+"""LlamaIndex: XCompress as a node postprocessor (``pip install -e '.[llama-index]'``).
 
 postprocessor = XCompressPostprocessor(controller=XCompress.from_config("experiment=laptop", answers=False))
 engine = index.as_query_engine(node_postprocessors=[postprocessor])
@@ -15,9 +15,7 @@ try:
     from llama_index.core.postprocessor.types import BaseNodePostprocessor
     from llama_index.core.schema import MetadataMode, NodeRelationship, NodeWithScore, QueryBundle, TextNode
 except ImportError as error:
-    raise ImportError(
-        "the LlamaIndex adapter needs llama-index-core; get it with `pip install 'xcompress[llama-index]'`"
-    ) from error
+    raise ImportError("the LlamaIndex adapter needs llama-index-core; get it with `pip install -e '.[llama-index]'`") from error
 
 
 class XCompressPostprocessor(BaseNodePostprocessor):

@@ -178,7 +178,7 @@ def check_installed() -> None:
     UsageError: vLLM is not there.
     """
     if not installed():
-        raise UsageError("engine=vllm needs vLLM, which is not installed: pip install 'xcompress[vllm]'; or set engine=hf")
+        raise UsageError("engine=vllm needs vLLM, which is not installed: pip install -e '.[vllm]'; or set engine=hf")
 
 
 def window(config: Mapping[str, Any]) -> int | None:

@@ -111,7 +111,7 @@ class Ray:
         try:
             import ray
         except ImportError:
-            raise UsageError("execution=ray needs Ray: pip install 'xcompress[ray]'; or set execution=local") from None
+            raise UsageError("execution=ray needs Ray: pip install -e '.[ray]'; or set execution=local") from None
         if self.address:
             _reach(self.address)
         options: dict[str, Any] = {"address": self.address} if self.address else {"include_dashboard": False}

@@ -22,7 +22,7 @@ from xcompress.health import Health
 from xcompress.hub import HubRows
 from xcompress.schema import Question, UsageError, from_row, to_row
 from xcompress.settings import SourceSettings
-from xcompress.store import Shard, StageFolder, digest, file_digest, read_table, write_json
+from xcompress.store import Shard, StageFolder, digest, file_digest, write_json
 
 log = logging.getLogger(__name__)
 VERSION = 1  # raise when the rows of this stage change
@@ -146,7 +146,7 @@ class StoredQuestions(Sequence[list[Question]]):
     def column(self, name: str) -> Iterator[Any]:
         """One column of all questions, read without the others."""
         for shard in self.shards:
-            yield from read_table(self.folder.find(shard), [name])[name].to_pylist()
+            yield from self.folder.table(shard, [name])[name].to_pylist()
 
 
 def store(
