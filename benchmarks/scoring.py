@@ -183,7 +183,7 @@ def _memory(
     """Peak growth of one full batch, against the same batch through the stock model and through its blocks alone."""
     longest = sorted(range(len(ids)), key=lambda at: -len(ids[at]))
     width = len(ids[longest[0]])
-    chosen = longest[: max(1, scorer.batch_tokens // width)]
+    chosen = longest[: max(1, scorer.size.tokens // width)]
     padded = torch.tensor([[*ids[at], *[0] * (width - len(ids[at]))] for at in chosen])
     mask = torch.tensor([[1] * len(ids[at]) + [0] * (width - len(ids[at])) for at in chosen])
 

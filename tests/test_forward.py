@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import FAMILIES
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.memory import peak_growth
+from xcompress import forward
+from xcompress.attention import NAME
 from xcompress.checkpoint import Loaded
-from xcompress.forward import POOLINGS, layer_names, pool, resolve_layer, run
+from xcompress.forward import POOLINGS, PassSize, layer_names, pool, resolve_layer, run, token_bytes
+from xcompress.schema import UsageError
 
 LENGTHS = (6, 1, 40, 2, 40, 17)
 
@@ -130,6 +134,50 @@ def test_overflow_stops_with_the_text(tiny: Callable[[str], Loaded]) -> None:
         weight.copy_(kept)
     with pytest.raises(ValueError, match="text 1 has no tokens"):
         list(run(loaded, [[5], []]))
+
+
+def test_a_pass_that_does_not_fit_is_halved(
+    tiny: Callable[[str], Loaded], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A device out of memory costs smaller passes, not the run; the size that fitted is kept; a single text is refused."""
+    loaded, tried = tiny("llama"), []
+    whole = dict(run(loaded, texts(), 4096))
+    real = forward._batch
+
+    def small(loaded: Loaded, batch: list[list[int]], members: list[int]) -> list[forward.Forward]:
+        tried.append(sum(map(len, batch)))
+        if tried[-1] > 50:
+            raise torch.OutOfMemoryError("no room")
+        return real(loaded, batch, members)
+
+    monkeypatch.setattr(forward, "_batch", small)
+    size = PassSize(loaded, 4096)
+    found = dict(run(loaded, texts(), size))
+    assert tried == [106, 40, 40, 26] and size.tokens == 53
+    assert "a scoring pass of 106 tokens ran out of memory; going on with 53" in caplog.text
+    for index, result in found.items():
+        torch.testing.assert_close(result.pooled, whole[index].pooled, equal_nan=True)
+    tried.clear()
+    list(run(loaded, texts(), size))
+    assert tried == [40, 40, 26], "remembered"
+    with pytest.raises(UsageError, match="a text of 60 tokens does not fit on the reader's device"):
+        list(run(loaded, [[5] * 60], size))
+
+
+def test_memory_of_a_token_covers_what_a_pass_takes() -> None:
+    """The estimate that pass sizes on a GPU rest on: not below the measured peak, and not many times above it."""
+    shape = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 6, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**shape, num_hidden_layers=3, vocab_size=300, attn_implementation="sdpa"))
+    model.set_attn_implementation(NAME)
+    loaded = Loaded(Path("random"), model.eval().requires_grad_(False), None, torch.float32, torch.device("cpu"))
+    batch = [[5 + at % 200] * 64 for at in range(128)]
+    list(run(loaded, batch[:2]))
+    grown = peak_growth(lambda: sum(1 for _ in run(loaded, batch, 8192)))
+    if grown is None:
+        pytest.skip("the kernel does not tell the peak of memory")
+    logits = 2 * 2**24
+    assert 0.25 * 8192 * token_bytes(loaded) < grown < 8192 * token_bytes(loaded) + logits
 
 
 def test_layer_names_and_their_resolution() -> None:

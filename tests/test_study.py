@@ -140,6 +140,51 @@ def test_the_study_comes_from_the_published_figures(tmp_path: Path) -> None:
             assert row["em"]["value"] == pytest.approx(table[row["selector"]]["em"]) and row["em"]["n"] == n
 
 
+@pytest.mark.skipif(not (ROOT / "results" / "readers.json").is_file(), reason="no study is published")
+def test_what_the_pages_say_in_words_holds_in_the_tables() -> None:
+    """Every sentence of the findings that is no figure; where one fails, the page must be written anew."""
+    results = ROOT / "results"
+    smollm2, gemma = (findings.Figures(results / name).study for name in findings.READERS)
+    both = json.loads((results / "readers.json").read_text(encoding="utf-8"))
+
+    def find(rows: list[dict[str, Any]], **wanted: str) -> dict[str, Any]:
+        (row,) = [r for r in rows if r.get("dataset") == "all" and all(r[key] == value for key, value in wanted.items())]
+        return row
+
+    for record in (smollm2, gemma):
+        chosen, against = record["selection"], record["comparisons"]
+        assert find(chosen, selector="lowest_sps")["em_difference"]["low"] <= 0, "lowest SPS reads no better than CompAct"
+        assert all(find(against, against=name, metric="em")["low"] <= 0 for name in ("random", "shortest"))
+        assert find(chosen, selector="oracle")["em_difference"]["low"] > 0
+        shares = [row["em_share"] for row in chosen if row["dataset"] == "all" and row["em_share"] is not None]
+        assert all(share["low"] is None or share["low"] <= 0 for share in shares), "no share is above none"
+
+    def r(record: dict[str, Any], metric: str, quality: str = "em", form: str = "within") -> dict[str, Any]:
+        return find(record["correlations"], metric=metric, quality=quality, form=form)
+
+    assert r(smollm2, "sps")["low"] > 0 and r(smollm2, "sps-nll")["low"] > 0, "SPS goes with EM, more than PPL does"
+    assert r(smollm2, "tokens")["value"] >= r(smollm2, "sps")["value"], "brevity at least as much"
+    assert all(r(gemma, "sps", quality)["low"] <= 0 <= r(gemma, "sps", quality)["high"] for quality in ("em", "f1"))
+    assert r(gemma, "nll", form="partial")["low"] > 0, "its PPL does, once length is held fixed"
+    assert max(row["value"] for row in smollm2["correlations"] + gemma["correlations"] if row["dataset"] == "all") < 0.5
+    explained = {
+        name: find(rec["explained"], variant="first_token=True")["share"] for name, rec in (("s", smollm2), ("g", gemma))
+    }
+    assert explained["s"] > 0.9 > 0.5 > explained["g"], "the collapse onto the first token is SmolLM2's alone"
+
+    same = {name: find(both["agreement"], score=name)["same"]["value"] for name in ("sps", "nll")}
+    assert same["sps"] < 40 and same["nll"] > 60, "the readers' SPS hardly agree, their PPL nearly does"
+    for reader in findings.READERS:
+        for metric in ("em", "f1"):
+            own = {
+                c: find(both["exchanged"], reader=reader, metric=metric, choice=c)
+                for c in ("lowest_sps", "lowest_ppl", "oracle")
+            }
+            assert own["lowest_sps"]["low"] <= 0, "no reader reads its own SPS choice distinguishably better"
+            assert own["oracle"]["low"] > 0, "which summary is right depends on who reads it"
+            assert (own["lowest_ppl"]["low"] > 0) == (reader == "gemma3_270m")
+
+
 def test_no_figure_is_written_by_hand() -> None:
     """The templates hold no decimal figure of ours: only the paper's, and what defines the set-up."""
     for name in ("findings", "results", "headline"):

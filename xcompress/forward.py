@@ -10,6 +10,7 @@ L - 1, the input of the last block. One more entry, ``normed``, is the last stat
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,12 @@ from torch.nn.functional import cross_entropy
 
 from xcompress.attention import Packed, use
 from xcompress.checkpoint import Loaded
+from xcompress.schema import UsageError
 from xcompress.settings import POOLINGS as POOLINGS
 
+log = logging.getLogger(__name__)
+# Tokens of a pass: on a CPU its caches decide, and more gain nothing; on a GPU half of what is free is left to others.
+_CPU_TOKENS, _MOST_TOKENS, _SHARE = 4096, 65536, 0.5
 # Logits held at once. On a CPU they are to stay in its caches until their log-sum-exp is taken; a GPU wants larger products.
 _LOGIT_BYTES, _LOGIT_BYTES_CPU = 2**28, 2**24
 
@@ -103,33 +108,86 @@ def pool(states: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return torch.stack(both)
 
 
+class PassSize:
+    """Tokens of one pass: as given, or what the device's free memory holds; halved where it does not hold them after all.
+
+    Args:
+        loaded: the reader.
+        tokens: None to find them.
+    """
+
+    def __init__(self, loaded: Loaded, tokens: int | None = None) -> None:
+        self.tokens = _fitting(loaded) if tokens is None else tokens
+
+    def halve(self, held: int, texts: int) -> None:
+        """After a pass of ``held`` tokens ran out of memory.
+
+        Raises:
+            UsageError: it was a single text.
+        """
+        if texts == 1:
+            raise UsageError(f"a text of {held} tokens does not fit on the reader's device; free some of its memory")
+        self.tokens = held // 2
+        log.warning("a scoring pass of %d tokens ran out of memory; going on with %d", held, self.tokens)
+
+
+def token_bytes(loaded: Loaded) -> int:
+    """Memory that a pass needs for each token at its peak, in the middle of a block; the logits come beside it."""
+    config = loaded.text_config
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    keys = getattr(config, "num_key_value_heads", None) or heads
+    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * config.hidden_size
+    # Residual, normed (float32 on the way) and pooled copies; what attention lays out anew; the two sides of the MLP.
+    states = 4 * config.hidden_size + 4 * size * (heads + 2 * keys) + 4 * inner
+    return int(states * loaded.dtype.itemsize + 8 * config.hidden_size)
+
+
+def _fitting(loaded: Loaded) -> int:
+    if loaded.device.type != "cuda":
+        return _CPU_TOKENS
+    free, _ = torch.cuda.mem_get_info(loaded.device)
+    return max(_CPU_TOKENS, min(_MOST_TOKENS, int((free * _SHARE - _LOGIT_BYTES) // token_bytes(loaded))))
+
+
 @torch.inference_mode()
-def run(loaded: Loaded, texts: Sequence[Sequence[int]], batch_tokens: int = 4096) -> Iterator[tuple[int, Forward]]:
+def run(loaded: Loaded, texts: Sequence[Sequence[int]], size: int | PassSize | None = None) -> Iterator[tuple[int, Forward]]:
     """Forward passes of ``texts`` (token ids, any start token included), long ones first; yields (index, result).
 
     Args:
         loaded: the reader.
         texts: none may be empty.
-        batch_tokens: tokens a pass; a longer text is a pass of its own.
+        size: tokens a pass (a longer text is a pass of its own); None finds them. A :class:`PassSize` also remembers what
+            did not fit.
 
     Raises:
         ValueError: an empty text, with its index.
         NonFiniteError: a non-finite state at a real token (the dtype overflows).
+        UsageError: the device's memory does not hold a single text.
     """
     for index, text in enumerate(texts):
         if not text:
             raise ValueError(f"text {index} has no tokens")
+    size = size if isinstance(size, PassSize) else PassSize(loaded, size)
     # Texts of like length go together: attention and pooling pad to the longest of a pass.
     order = sorted(range(len(texts)), key=lambda index: (-len(texts[index]), index))
     at = 0
     while at < len(order):
         end, total = at + 1, len(texts[order[at]])
-        while end < len(order) and total + len(texts[order[end]]) <= batch_tokens:
+        while end < len(order) and total + len(texts[order[end]]) <= size.tokens:
             total += len(texts[order[end]])
             end += 1
         members = order[at:end]
+        try:
+            results = _batch(loaded, [texts[index] for index in members], members)
+        except torch.OutOfMemoryError:
+            results = None
+        if results is None:  # outside the handler, whose traceback holds the pass's tensors
+            size.halve(total, len(members))
+            torch.cuda.empty_cache()
+            continue
         at = end
-        yield from zip(members, _batch(loaded, [texts[index] for index in members], members), strict=True)
+        yield from zip(members, results, strict=True)
 
 
 def _batch(loaded: Loaded, texts: Sequence[Sequence[int]], members: Sequence[int]) -> list[Forward]:

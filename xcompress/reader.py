@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from xcompress.checkpoint import Loaded, fingerprint
-from xcompress.forward import POOLINGS, Forward, NonFiniteError, layer_names, run
+from xcompress.forward import POOLINGS, Forward, NonFiniteError, PassSize, layer_names, run
 from xcompress.perplexity import mean_nll
 from xcompress.prompts import encode, start_token
 from xcompress.schema import UsageError
@@ -130,12 +130,12 @@ class TextScorer:
         loaded: the reader.
         settings: subspaces, energies and start-token rules.
         cache: folder for bases.
-        batch_tokens: padded tokens of one forward pass.
+        batch_tokens: tokens of one forward pass; None finds what the device's memory holds.
     """
 
-    def __init__(self, loaded: Loaded, settings: ScoringSettings, cache: Path, batch_tokens: int = 4096) -> None:
+    def __init__(self, loaded: Loaded, settings: ScoringSettings, cache: Path, batch_tokens: int | None = None) -> None:
         self.loaded = loaded
-        self.batch_tokens = batch_tokens
+        self.size = PassSize(loaded, batch_tokens)
         self.blocks = len(loaded.blocks)
         self.start = start_token(loaded.tokenizer)
         # Without a start token the two rules are the same pass.
@@ -197,7 +197,7 @@ class TextScorer:
     def _run(self, start: Sequence[int], ids: Sequence[Sequence[int]], texts: Sequence[str]) -> Iterator[tuple[int, Forward]]:
         """:func:`xcompress.forward.run`, with the text itself in an error."""
         try:
-            yield from run(self.loaded, [[*start, *tokens] for tokens in ids], self.batch_tokens)
+            yield from run(self.loaded, [[*start, *tokens] for tokens in ids], self.size)
         except NonFiniteError as error:
             error.text = texts[error.index]
             raise

@@ -54,7 +54,7 @@ class SPSScorer:
         pooling: "max" (paper), "mean", "last", "min" or "absmax".
         first_token: whether the first token's state takes part in pooling.
         start_token: score the text after the tokenizer's start token.
-        batch_tokens: padded tokens of one forward pass.
+        batch_tokens: tokens of one forward pass; None finds what the device's memory holds.
         cache: folder for the decomposition of the matrix; by default below the user's cache folder.
 
     Raises:
@@ -76,7 +76,7 @@ class SPSScorer:
         pooling: str = "max",
         first_token: bool = True,
         start_token: bool = False,
-        batch_tokens: int = 4096,
+        batch_tokens: int | None = None,
         cache: str | Path | None = None,
     ) -> None:
         scoring = ScoringSettings({matrix: SubspaceSettings(matrix, center, energy_of)}, [energy], (start_token,), rivals=False)

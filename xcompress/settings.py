@@ -44,11 +44,12 @@ class ReaderSettings(ModelSettings):
     prompt_file: str = ""
     chat: bool = False
     max_new_tokens: int = 32
-    batch_tokens: int = 4096
+    batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
         _positive("reader.max_new_tokens", self.max_new_tokens)
-        _positive("reader.batch_tokens", self.batch_tokens)
+        if self.batch_tokens is not None:
+            _positive("reader.batch_tokens", self.batch_tokens)
 
 
 @dataclass(frozen=True)
