@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from benchmarks.external import Absent, External
 from benchmarks.table import Row, Section
-from benchmarks.timing import Ratio, Series, Spent, interleave, ratio
+from benchmarks.timing import Ratio, Series, Spent, interleave, operators, ratio
 from benchmarks.workload import Setting, prompts
 from xcompress.engines.base import Draw, Request, derive_seed
 from xcompress.engines.hf import HFEngine
@@ -131,8 +132,31 @@ def run(setting: Setting) -> Section:
         )
     )
     section.notes.append(f"by processor time: {found.cpu:.2f} and {best.cpu:.2f} (the first two rows).")
+    section.notes.append(_bound(engine, batch[0], one.median))
+    section.tables.append(operators("one prompt", lambda: ours(engine, batch[:1])))
     _vllm(setting, section, engine, batch)
     return section
+
+
+def _bound(engine: HFEngine, prompt: Sequence[int], seconds: float) -> str:
+    """Where the time of one prompt goes: its prefill, and steps that read every weight once."""
+    prefill = min(_seconds(lambda: engine.generate([Request(tuple(prompt), (Draw(),), 1)])) for _ in range(3))
+    step = (seconds - prefill) / (_NEW_TOKENS - 1)
+    size = sum(parameter.numel() * parameter.element_size() for parameter in engine.loaded.model.parameters())
+    memory = torch.ones(2**27)
+    rate = memory.numel() * memory.element_size() / min(_seconds(lambda: memory.sum()) for _ in range(5))
+    least = size / rate
+    return (
+        f"one prompt alone: {prefill:.2f} s are its prefill, then {1000 * step:.1f} ms a step of {_DRAWS} tokens. A step reads"
+        f" all {size / 1e6:,.0f} MB of weights, which takes {1000 * least:.1f} ms at the rate that this machine reads memory"
+        f" ({rate / 1e9:.1f} GB/s, measured): {least / step:.0%} of the step. Steps of more prompts share that reading."
+    )
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
 
 
 def _nothing(_: object) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.scoring import scoring_settings
 from benchmarks.table import Row, Section
-from benchmarks.timing import Ratio, Series, Spent, interleave, summary
+from benchmarks.timing import Ratio, Series, Spent, interleave, operators, summary
 from benchmarks.workload import Setting, prompts, texts
 from xcompress.checkpoint import Loaded
 from xcompress.engines.hf import HFEngine
@@ -19,7 +19,6 @@ from xcompress.products import use_onednn
 from xcompress.reader import TextScorer
 
 _SIDE = 2048  # of the square matrices
-_SHOWN = 12  # operators of the profile
 
 
 def block_flops(loaded: Loaded, lengths: Sequence[int], before: int = 0) -> float:
@@ -108,8 +107,8 @@ def run(setting: Setting) -> Section:
         " in turn with the rest. FLOP counted: 2 a weight and token, causal attention, output head; scoring also the"
         f" projections ({done['scoring'] / 1e9:,.0f} GFLOP, of which {projection_flops(scorer, count) / done['scoring']:.0%})."
     )
-    section.tables.append(_profile("scoring", lambda: scorer.score(everything)))
-    section.tables.append(_profile("prefill", lambda: prefill(0)))
+    section.tables.append(operators("scoring", lambda: scorer.score(everything)))
+    section.tables.append(operators("prefill", lambda: prefill(0)))
     return section
 
 
@@ -121,16 +120,3 @@ def _share(own: Series, own_flops: float, peak: Series, peak_flops: float) -> Ra
 
 def _giga(series: Series, flops: float) -> str:
     return f"{flops / series.median / 1e9:,.0f} GFLOP/s"
-
-
-def _profile(name: str, call: Callable[[], object]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Share of the time inside operators that each one has (torch.profiler, self time)."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU]) as found:
-        call()
-    rows = sorted(found.key_averages(), key=lambda row: -row.self_cpu_time_total)
-    total = sum(row.self_cpu_time_total for row in rows)
-    lines = [[row.key, f"{row.self_cpu_time_total / total:.1%}", f"{row.count:,}"] for row in rows[:_SHOWN]]
-    rest = sum(row.self_cpu_time_total for row in rows[_SHOWN:]) / total
-    return [f"{name}: operator", "share of time", "calls"], [*lines, ["all others", f"{rest:.1%}", ""]]

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+_SHOWN = 12  # operators of a profile
+
 
 @dataclass(frozen=True)
 class Spent:
@@ -92,3 +94,16 @@ def summary(ratios: Sequence[float], cpu: Sequence[float] = ()) -> Ratio:
     """Median and range of ratios already formed."""
     middle = statistics.median(ratios)
     return Ratio(middle, min(ratios), max(ratios), len(ratios), statistics.median(cpu) if cpu else middle)
+
+
+def operators(name: str, call: Callable[[], object]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Share of the time inside operators that each one has (torch.profiler, self time)."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        call()
+    rows = sorted(found.key_averages(), key=lambda row: -row.self_cpu_time_total)
+    total = sum(row.self_cpu_time_total for row in rows)
+    lines = [[row.key, f"{row.self_cpu_time_total / total:.1%}", f"{row.count:,}"] for row in rows[:_SHOWN]]
+    rest = sum(row.self_cpu_time_total for row in rows[_SHOWN:]) / total
+    return [f"{name}: operator", "share of time", "calls"], [*lines, ["all others", f"{rest:.1%}", ""]]

@@ -16,13 +16,14 @@ def main() -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ["OMP_NUM_THREADS"] = str(about["threads"])
-    from importlib.metadata import version
-
+    import vllm
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
-    engine = LLM(model=about["model"], dtype="float32", max_model_len=about["max_context"], seed=0)
-    print(json.dumps({"version": version("vllm")}), file=answers, flush=True)
+    # Whole prompts in one step: a seeded prompt that is computed in parts ends the CPU build.
+    whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, about["max_context"])}
+    engine = LLM(model=about["model"], dtype="float32", max_model_len=about["max_context"], seed=0, **whole)
+    print(json.dumps({"version": vllm.__version__}), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         sampling = SamplingParams(
