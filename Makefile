@@ -70,7 +70,7 @@ study: $(VENV)/.run ## Make the tables over all published data sets and the page
 show-prompt: $(VENV)/.run ## Show one question's prompts as the models see them (dataset= reader= compressor= question= or id=)
 	@$(BIN)/python scripts/show_prompt.py $(if $(CHOSEN)$(ARGS),,experiment=laptop) $(CHOSEN) $(ARGS)
 
-bench: $(VENV)/.run ## Measure speed and memory side by side with the alternatives, into results/bench.md (about 10 minutes)
+bench: $(VENV)/.run ## Measure speed and memory side by side with the alternatives, into results/bench.md (15 to 20 minutes)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(VENV)/.test ## Make the API reference from the docstrings (docs/api)

@@ -166,7 +166,8 @@ def test_what_the_pages_say_in_words_holds_in_the_tables() -> None:
     assert r(smollm2, "tokens")["value"] >= r(smollm2, "sps")["value"], "brevity at least as much"
     assert all(r(gemma, "sps", quality)["low"] <= 0 <= r(gemma, "sps", quality)["high"] for quality in ("em", "f1"))
     assert r(gemma, "nll", form="partial")["low"] > 0, "its PPL does, once length is held fixed"
-    assert max(row["value"] for row in smollm2["correlations"] + gemma["correlations"] if row["dataset"] == "all") < 0.5
+    found = [row["value"] for row in smollm2["correlations"] + gemma["correlations"] if row["dataset"] == "all"]
+    assert max(value for value in found if value is not None) < 0.5, "nothing near the paper's"
     explained = {
         name: find(rec["explained"], variant="first_token=True")["share"] for name, rec in (("s", smollm2), ("g", gemma))
     }
