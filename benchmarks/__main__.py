@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -65,7 +66,7 @@ def main(arguments: list[str]) -> int:
         sections.append(section)
         print("\n" + render(section), flush=True)
         about["seconds"] = round(time.monotonic() - started, 1)
-        _store(options.output, about, sections)
+        _store(options.output, about, chosen, sections)
     print(f"stored {options.output / 'bench.md'}; {about['seconds']:.0f} s in all")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
@@ -84,11 +85,16 @@ def _about(arguments: list[str], threads: int) -> dict[str, Any]:
     }
 
 
-def _store(folder: Path, about: dict[str, Any], sections: list[Section]) -> None:
+def _store(folder: Path, about: dict[str, Any], names: Sequence[str], sections: list[Section]) -> None:
     """Written after every section, so what is measured is there whatever follows."""
     hardware, packages = about["machine"], about["packages"]
     changed = " with uncommitted changes" if about["code"]["uncommitted_changes"] else ""
     used = ", ".join(f"{name} {packages[name]}" for name in ("torch", "transformers", "numpy") if name in packages)
+    # A comparison that is run again replaces its own part; the others stay, with the commit that they were measured at.
+    kept = _stored(folder, about)
+    for name, section in zip(names, sections, strict=False):
+        kept[name] = {**record(section), "text": render(section), "commit": about["code"]["commit"] + changed}
+    parts = [kept[name] for name in NAMES if name in kept]
     lines = [
         "# Speed and memory, measured side by side",
         "",
@@ -99,11 +105,19 @@ def _store(folder: Path, about: dict[str, Any], sections: list[Section]) -> None
         "A ratio is the median over interleaved repetitions of (time of the other) / (ours), with its range. Before times are",
         "compared, both sides are checked to compute the same. Every single measurement: [bench.json](bench.json).",
         "",
-        "\n".join(render(section) for section in sections),
+        "\n".join(f"{part['text'].rstrip()}\n\nMeasured at commit {part['commit']}.\n" for part in parts),
     ]
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "bench.md", "\n".join(lines).encode())
-    write_json(folder / "bench.json", {**about, "sections": [record(section) for section in sections]})
+    write_json(folder / "bench.json", {**about, "sections": {name: kept[name] for name in NAMES if name in kept}})
+
+
+def _stored(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Parts measured before by name; none of another machine or with other packages."""
+    path = folder / "bench.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    same = all(found.get(key) == about[key] for key in ("machine", "packages", "threads"))
+    return dict(found["sections"]) if same else {}
 
 
 if __name__ == "__main__":
