@@ -90,22 +90,22 @@ def _store(folder: Path, about: dict[str, Any], names: Sequence[str], sections: 
     hardware, packages = about["machine"], about["packages"]
     changed = " with uncommitted changes" if about["code"]["uncommitted_changes"] else ""
     used = ", ".join(f"{name} {packages[name]}" for name in ("torch", "transformers", "numpy") if name in packages)
-    # A comparison that is run again replaces its own part; the others stay, with the commit that they were measured at.
+    # A comparison that is run again replaces its own part; the others stay, each with its command and commit.
     kept = _stored(folder, about)
+    by = f"`{about['command']}` at commit {about['code']['commit']}{changed}"
     for name, section in zip(names, sections, strict=False):
-        kept[name] = {**record(section), "text": render(section), "commit": about["code"]["commit"] + changed}
+        kept[name] = {**record(section), "text": render(section), "by": by}
     parts = [kept[name] for name in NAMES if name in kept]
     lines = [
         "# Speed and memory, measured side by side",
         "",
-        f"`{about['command']}` on {hardware['processor']}, {hardware['cores']} cores, {about['threads']} threads,"
-        f" {hardware['memory_gb']} GB; {used}; commit {about['code']['commit']}{changed}; {about['date']};"
-        f" load before: {', '.join(map(str, about['load_before']))}. SmolLM2-135M-Instruct in float32 unless said otherwise.",
+        f"{hardware['processor']}, {hardware['cores']} cores, {about['threads']} threads,"
+        f" {hardware['memory_gb']} GB; {used}; {about['date']}. SmolLM2-135M-Instruct in float32 unless said otherwise.",
         "",
         "A ratio is the median over interleaved repetitions of (time of the other) / (ours), with its range. Before times are",
         "compared, both sides are checked to compute the same. Every single measurement: [bench.json](bench.json).",
         "",
-        "\n".join(f"{part['text'].rstrip()}\n\nMeasured at commit {part['commit']}.\n" for part in parts),
+        "\n".join(f"{part['text'].rstrip()}\n\nMeasured by {part['by']}.\n" for part in parts),
     ]
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "bench.md", "\n".join(lines).encode())

@@ -20,12 +20,6 @@ _DRAWS, _TEMPERATURE, _TOP_P = 5, 0.7, 0.95  # the defaults of configs/config.ya
 _NEW_TOKENS = 80  # the embedded compressor's limit
 _PROMPT_TOKENS = 800
 _VLLM = "pip install vllm (CPU build) in an environment of its own, then XCOMPRESS_VLLM_PYTHON=ENVIRONMENT/bin/python"
-# Why fewer prompts gain less.
-_BOUND = (
-    "what binds it: the linear layers (profile above) are the library's that transformers and vLLM could use too, and with few"
-    " rows they wait for weights; the rest are small operators, over a thousand a step, started one by one from Python. vLLM"
-    " starts its own from C++; batches of prompts share both costs."
-)
 
 
 class Stock:
@@ -146,7 +140,6 @@ def run(setting: Setting) -> Section:
     section.notes.append(_bound(engine, batch[0], one.median))
     section.tables.append(operators("one prompt", lambda: ours(engine, batch[:1])))
     _vllm(setting, section, engine, batch)
-    section.notes.append(_BOUND)
     return section
 
 
